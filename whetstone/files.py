@@ -1,4 +1,4 @@
-"""Atomic file writes, disk errors as one sentence, numbers that JSON can hold."""
+"""Atomic file writes, disk errors as one sentence, data that JSON, UTF-8 and tokenizers can hold."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from whetstone.errors import UserError
 
 def atomic_write(path: Path, content: str | bytes) -> None:
     """Write a whole file beside its place and rename it there: readers see the old or the new, never half."""
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode(errors="replace") if isinstance(content, str) else content
     aside = path.with_name(f".{path.name}.part")
     with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,12 +47,32 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def json_safe(value: Any) -> Any:
-    """The same data with null for what JSON has no number for."""
+def valid_text(text: str) -> str:
+    """Without lone surrogates, which arguments, terminals and JSON may hold, and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def num_levels(value: Any) -> int:
+    """How many lists and objects are in each other: 0 for a plain value. Without recursion."""
+    levels, entries = 0, [value]
+    while containers := [entry for entry in entries if isinstance(entry, Mapping | list | tuple)]:
+        levels += 1
+        entries = [e for c in containers for e in (c.values() if isinstance(c, Mapping) else c)]
+    return levels
+
+
+def json_safe(value: Any, levels: int = 100) -> Any:
+    """The same data with null for what JSON has no number for, "?" for half a character, and "..." for what
+    is nested deeper than `levels`.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return valid_text(value)
+    if isinstance(value, Mapping | list | tuple) and not levels:
+        return "..."
     if isinstance(value, Mapping):
-        return {str(key): json_safe(entry) for key, entry in value.items()}
+        return {valid_text(str(key)): json_safe(entry, levels - 1) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [json_safe(entry) for entry in value]
+        return [json_safe(entry, levels - 1) for entry in value]
     return value

@@ -36,6 +36,7 @@ class Problem:
     answer: Any  # what this task's own `score` needs; plain data that can be pickled
     environment: str | None = None  # its name in a configuration, where the problem is an episode of it
     tools: tuple[Mapping[str, Any], ...] = ()  # that the policy may call, as chat templates take them
+    takes_calls: bool = False  # an episode of an environment in TRL's shape: it gets the run's tools, too
     scored_by_task: bool = False  # an episode whose last turn the task scores, not the environment
     occurrence: int = 0  # how often it stands in its batch before this one
 

@@ -317,7 +317,7 @@ REASONS = {
     ConstructorRaises: "bad settings", StepHangs: "no answer in", StepSpins: "no answer in",
     StepRaises: "missing", StepExits: "has ended", StepCallsExit: "has ended", StepKillsItself: "has ended",
     StepKillsItsGroup: "has ended", StepOverflowsTheStack: "recursion", ReturnsNone: "None instead of",
-    ReturnsText: "a str instead of", ReturnsFourValues: "a tuple instead of", RewardIsText: "as the reward",
+    ReturnsText: "a str instead of", ReturnsFourValues: "a tuple of 4 instead", RewardIsText: "as the reward",
     RewardIsNan: "the reward nan", RewardIsInfinite: "the reward inf", HugeObservation: "characters",
     TakesMemory: "out of memory", ClosesEverything: "has ended", WritesToEverything: "bytes",
     RaisesOddly: "Odd", TextRaises: "no text", LeavesThreads: None, Forks: None,

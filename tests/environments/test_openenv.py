@@ -100,7 +100,7 @@ def test_rows_and_settings_reach_reset_and_actions_follow_the_schema(tmp_path):
         assert "not valid" in environment.step('{"guess": 5}')[0]  # reason is missing
         said = environment.step('Like this: {"guess": 5, "reason": "middle"}')[0]
         assert said.split(".")[0] in ("Higher", "Lower", "Right")
-        environment.release()
+        environment.close()
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_a_full_server_is_named():
         first.reset(1)
         with pytest.raises(Exception, match="max_concurrent_envs"):
             OpenEnvEnvironment(url, connect_timeout_s=1.0).reset(1)
-        first.release()
+        first.close()
         assert OpenEnvEnvironment(url, connect_timeout_s=5.0).reset(1) == "Guess my number from 1 to 9."
 
 

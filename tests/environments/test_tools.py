@@ -101,7 +101,7 @@ def test_calls_are_read_in_the_formats_of_chat_templates(text):
 def test_several_calls_and_none():
     two = "<tool_call>" + '{"name": "a", "arguments": {}}' + "</tool_call>\n"
     assert [call["name"] for call in parse_calls(two * 2)] == ["a", "a"]
-    assert len(parse_calls(two * 1000)) == 32
+    assert len(parse_calls(two * 1000)) == 1000
     llama = '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}'
     assert [call["name"] for call in parse_calls(llama)] == ["a", "b"]
     assert parse_calls("The answer is 10.") == [] == parse_calls("") == parse_calls('{"value": 3}')
@@ -132,12 +132,11 @@ def test_a_call_in_a_code_fence_is_an_error_that_says_how_to_write_it():
     error = {"error": "the call of add is in a code fence: write it otherwise"}
     for text in (f"```json\n{call}\n```", f"I add.\n```\n{call}```<|im_end|>", f"```json\n{call}"):
         assert parse_calls(text) == [] and fenced_calls(text, tools, "write it otherwise") == [error]
-    assert len(fenced_calls(f"```{call}```" * 1000, tools, "")) == 32
     for text in (
         call,
         "```python\nadd(7)\n```",
         '```json\n{"name": "sub", "arguments": {}}```',
-        "```" + "[" * 99_999,
+        '```"name"' + "[" * 99_999,
     ):
         assert fenced_calls(text, tools, "") == []
 
@@ -159,7 +158,6 @@ def test_blocks_of_code_are_calls_of_the_tool_of_that_name():
     ]
     for text in ("print(1)", "```\nprint(1)\n```", "```bash\nls\n```", "`python`", "say ```python x```", ""):
         assert block_calls(text, arguments) == []
-    assert len(block_calls("```sql\n1\n```\n" * 1000, arguments)) == 32
 
 
 def test_an_environment_in_trls_shape_is_played_by_calls():

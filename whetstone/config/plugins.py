@@ -6,6 +6,7 @@ Paths are relative to the working directory. It and the file's own folder can be
 import ast
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from whetstone.errors import UserError, message_of
 
 # The type of a key that accepts such a name: `Literal[...] | PluginSpec`.
 PluginSpec = Annotated[str, StringConstraints(pattern=r"^.+:\w+$", max_length=4_096)]
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
 def is_plugin(spec: str) -> bool:
@@ -96,7 +98,7 @@ def describe_error(error: BaseException) -> str:
     trace, line = error.__traceback__, ""
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
-        if "importlib" not in filename and filename != __file__:
+        if "importlib" not in filename and not filename.startswith(_PACKAGE):
             line = f" ({Path(filename).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return f"{text}{line}"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from whetstone.endpoint.text_stream import StopTexts, TextStream
-from whetstone.environments.tools import parse_calls
+from whetstone.environments.tools import CALL_MARKERS, answer_start, parse_calls
 from whetstone.types import Finish, TopLogprobs
 
-CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "to=functions.")
+LONGEST_MARKER = max(map(len, CALL_MARKERS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class Choice:
         self._text = ""  # all of it, up to a stop string
         self._num_shown = 0  # characters that were given out
         self._is_held = False
+        self._num_seen = 0  # tokens that were looked at
         self.token_ids: list[int] = []
         self.is_finished = False
         self.num_unread_calls = 0  # calls of tools that can't be read: they stay text
@@ -99,11 +100,15 @@ class Choice:
 
     def _show(self) -> str:
         """The text that can be given out now."""
-        new = self._text[self._num_shown :]
-        if self._has_tools:
-            if self._text.lstrip().startswith("{") or any(map(self._is_special, self.token_ids)):
+        new = "" if self._is_held else self._text[self._num_shown :]
+        if self._has_tools and not self._is_held:
+            is_object = self._text[:100].lstrip().startswith("{")
+            if is_object or any(map(self._is_special, self.token_ids[self._num_seen :])):
                 self._is_held = True
-            held = next((n for n in range(len(new)) if _may_begin_call(new[n:])), len(new))
+            held = next(
+                (n for n in range(len(new)) if _may_begin_call(new[n : n + LONGEST_MARKER])), len(new)
+            )
+            self._num_seen = len(self.token_ids)
             new = "" if self._is_held else new[:held]
         self._num_shown += len(new)
         return new
@@ -118,7 +123,8 @@ class Choice:
         self.num_unread_calls = sum("error" in call for call in calls)
         if not calls or self.num_unread_calls:
             return rest, ()
-        starts = [start for marker in CALL_MARKERS if (start := rest.find(marker)) >= 0]
+        behind = max(0, (answer_start(self._text) or 0) - self._num_shown)
+        starts = [start for marker in CALL_MARKERS if (start := rest.find(marker, behind)) >= 0]
         return (rest[: min(starts)] if starts else ""), tuple(calls)
 
 

@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 from whetstone.endpoint.protocol import ApiError
+from whetstone.environments.tools import MAX_LEVELS
+from whetstone.files import json_safe, num_levels, valid_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KEYS = {"role", "content", "name", "tool_calls", "tool_call_id"}
@@ -24,12 +26,9 @@ def check_tools(tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
             raise ApiError(400, f"tools[{number}] is no function.", param="tools")
         if not isinstance(function.get("name"), str):
             raise ApiError(400, f"tools[{number}].function has no name.", param="tools")
-    return tuple(tools)
-
-
-def valid_text(text: str) -> str:
-    """Without lone surrogates, which arguments, terminals and JSON may hold, and no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode()
+    if num_levels(tools) > MAX_LEVELS:
+        raise ApiError(400, f"tools are nested deeper than {MAX_LEVELS} levels.", param="tools")
+    return tuple(json_safe(tools))
 
 
 def _wrong(text: str) -> ApiError:
@@ -84,11 +83,13 @@ def _calls(where: str, calls: Any) -> list[dict[str, Any]]:
                 arguments = json.loads(arguments)
             except (ValueError, RecursionError):
                 raise _wrong(f"{where}.tool_calls has arguments that are no JSON.") from None
+        if num_levels(arguments) > MAX_LEVELS:
+            raise _wrong(f"{where}.tool_calls has arguments nested deeper than {MAX_LEVELS} levels.")
         converted.append(
             {
-                "id": str(call["id"]) if "id" in call else "",
+                "id": valid_text(str(call["id"])) if "id" in call else "",
                 "type": "function",
-                "function": {"name": function["name"], "arguments": arguments},
+                "function": {"name": valid_text(function["name"]), "arguments": json_safe(arguments)},
             }
         )
     return converted

@@ -9,6 +9,7 @@ Two shapes are known, by what the object has:
 `info["correct"]`, or an attribute `correct`, says whether the episode was won; otherwise a reward of 1 does.
 """
 
+import contextlib
 import inspect
 import json
 import math
@@ -40,6 +41,7 @@ def open_episode(
 
 class GymEpisode:
     schemas: tuple[dict[str, Any], ...] = ()  # it has no tools
+    takes_calls = False
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment
@@ -47,23 +49,22 @@ class GymEpisode:
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
         accepted = _accepted(self.environment.reset, {"seed": seed, **row})
-        result = self.environment.reset(**accepted)
-        observation = result[0] if isinstance(result, tuple) else result
-        if isinstance(observation, list) and observation and all(map(_is_message, observation)):
-            return {"observation": "", "messages": observation}
-        return {"observation": _text(observation)}
+        result = _awaited(self.environment.reset(**accepted))
+        return _observed(result[0] if isinstance(result, tuple) and result else result, "reset")
 
     def step(self, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         self.num_steps += 1
-        result = self.environment.step(text)
+        result = _awaited(self.environment.step(text))
         if not (isinstance(result, tuple) and len(result) == 5):
+            number = f" of {len(result)}" if isinstance(result, tuple) else ""
             raise EnvironmentFailed(
-                f"step returned {_kind(result)} instead of (observation, reward, terminated, truncated, info)"
+                f"step of {type(self.environment).__name__} returned {_kind(result)}{number} instead of "
+                "(observation, reward, terminated, truncated, info)"
             )
         observation, reward, terminated, truncated, info = result
         correct = info.get("correct") if isinstance(info, Mapping) else None
         return {
-            "observation": _text(observation),
+            **_observed(observation, "step"),
             "reward": _number(reward, "step"),
             "done": bool(terminated) or bool(truncated),
             "correct": None if correct is None else bool(correct),
@@ -75,6 +76,8 @@ class GymEpisode:
 
 
 class ToolEpisode:
+    takes_calls = True
+
     def __init__(self, environment: Any, tools: Mapping[str, Any]) -> None:
         self.environment = environment
         self.own_tools = methods_of(environment)
@@ -87,7 +90,7 @@ class ToolEpisode:
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
         accepted = _accepted(self.environment.reset, {"seed": seed, **row})
-        return {"observation": _text(self.environment.reset(**accepted))}
+        return {"observation": _text(_awaited(self.environment.reset(**accepted)), "reset")}
 
     def step(self, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         """The results of the calls; without any, the policy has had its last word."""
@@ -117,14 +120,14 @@ class ToolEpisode:
             return {**message, "content": f"Error: {error}"}, True
         except Exception as error:
             return {**message, "content": f"Error: {type(error).__name__}: {error}"}, True
-        return {**message, "content": _text(str(result))}, False
+        return {**message, "content": _text(str(result), name)}, False
 
     def finish(self) -> dict[str, Any]:
         if not hasattr(self.environment, "get_reward"):
             return {}
         reward = _number(_awaited(self.environment.get_reward()), "get_reward")
         correct = getattr(self.environment, "correct", None)
-        return {"reward": reward, "correct": correct if isinstance(correct, bool) else None}
+        return {"reward": reward, "correct": None if correct is None or callable(correct) else bool(correct)}
 
 
 def open_problem(
@@ -132,19 +135,43 @@ def open_problem(
 ) -> tuple[str, list[dict[str, str]]]:
     """How a problem begins: the text behind its prompt, and the messages in place of it, if there are some.
 
-    Runs in the run's own process, so global generators stay as they were: many environments seed them.
+    Runs in the run's own process, so global generators stay as they were.
     """
-    numpy = sys.modules.get("numpy")
-    state = random.getstate(), None if numpy is None else numpy.random.get_state()
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    state = random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    torch_state = None if torch is None else torch.get_rng_state()
+    seed_generators(seed)
     try:
         answer = episode.reset(seed, row)
     finally:
         if isinstance(episode.environment, OpenEnvEnvironment):
-            episode.environment.release()  # the server may have few sessions
-        random.setstate(state[0])
+            episode.environment.close()  # the server may have few sessions
+        random.setstate(state)
         if numpy is not None:
-            numpy.random.set_state(state[1])
+            numpy.random.set_state(numpy_state)
+        if torch is not None:
+            torch.set_rng_state(torch_state)
     return answer["observation"], answer.get("messages", [])
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators from which an environment or a tool may draw, as far as they are imported.
+
+    Episodes are forks of one process, so that without it numpy and torch would draw the same in all of them.
+    """
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % (1 << 32))
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(seed)
+
+
+def close(environment: Any) -> None:
+    """Call Gymnasium's `close`, where there is one. The reward is known: what `close` raises is ignored."""
+    if callable(method := getattr(environment, "close", None)):
+        with contextlib.suppress(Exception):
+            _awaited(method())
 
 
 def snapshot(environment: Any) -> dict[str, Any]:
@@ -158,8 +185,8 @@ def snapshot(environment: Any) -> dict[str, Any]:
             text = json.dumps(value)
         except (TypeError, ValueError, RecursionError):
             continue
-        size += len(text)
-        if size <= MAX_STATE:
+        if size + len(text) <= MAX_STATE:
+            size += len(text)
             state[name] = json.loads(text)
     return state
 
@@ -190,7 +217,18 @@ def _is_message(value: Any) -> bool:
     )
 
 
-def _text(value: Any) -> str:
+def _observed(value: Any, source: str) -> dict[str, Any]:
+    """A text, or messages: the whole prompt from `reset`, what the user says from `step`."""
+    if not (isinstance(value, list) and value and all(map(_is_message, value))):
+        return {"observation": _text(value, source)}
+    if source == "step" and any(message["role"] not in ("user", "tool") for message in value):
+        raise EnvironmentFailed("step returned messages of another role than user or tool")
+    return {"observation": "", "messages": [dict(message) for message in value]}
+
+
+def _text(value: Any, source: str) -> str:
+    if source == "reset" and not (value is None or isinstance(value, str)):
+        raise EnvironmentFailed(f"reset returned {_kind(value)}: return the first observation as a text")
     text = "" if value is None else str(value)
     if len(text) > MAX_TEXT:
         raise EnvironmentFailed(f"an observation of {len(text):,} characters")

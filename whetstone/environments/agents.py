@@ -9,7 +9,6 @@ import functools
 import inspect
 import math
 import os
-import random
 import selectors
 import socket
 import time
@@ -38,7 +37,6 @@ class AgentRunner:
 
     def reset(self, seed: int, base_url: str, problem: dict[str, Any]) -> str | None:
         """Run the agent to its end; its answer, None where its last message is."""
-        random.seed(seed)  # an agent that draws from it is repeatable
         os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = base_url, "none"
         offered = {"model": MODEL, "seed": seed}
         names = inspect.signature(self._solve).parameters

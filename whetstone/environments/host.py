@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe, reduction
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from whetstone.config.plugins import describe_error
-from whetstone.environments.adapter import open_episode, snapshot
+from whetstone.environments.adapter import close, open_episode, seed_generators, snapshot
 from whetstone.environments.messages import BadMessage, pack, unpack
 from whetstone.environments.orphans import Orphans, adopt_orphans
 from whetstone.environments.table import factory_of
@@ -223,8 +224,10 @@ def _answer_all(link: socket.socket, loaded: Loaded, request: Mapping[str, Any])
                 return
             received += piece
             continue
+        started = time.monotonic()
         try:
             if message["do"] == "reset":
+                seed_generators(message["seed"])
                 factory = loaded.factories[request["environment"]]
                 tools = make_tools(loaded.tools, loaded.tool_settings)
                 episode = open_episode(factory, request["settings"], tools)
@@ -237,8 +240,9 @@ def _answer_all(link: socket.socket, loaded: Loaded, request: Mapping[str, Any])
                 answer = episode.finish()
                 if loaded.with_state:
                     answer["state"] = snapshot(episode.environment)
+                close(episode.environment)
         except MemoryError:
             answer = {"error": "out of memory (environment_memory_mb)"}
         except Exception as error:
             answer = {"error": describe_error(error)}
-        link.sendall(pack(answer))
+        link.sendall(pack({**answer, "seconds": time.monotonic() - started}))

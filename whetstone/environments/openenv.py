@@ -51,7 +51,7 @@ class OpenEnvEnvironment:
         data = {**self._reset, **row, "seed": seed % SEED_RANGE}
         deadline = time.monotonic() + self._connect_timeout_s
         while True:
-            self.release()
+            self.close()
             self._socket = WebSocket(f"{self._url}/ws", self._message_timeout_s)
             try:
                 return self._text(self._ask("reset", data))
@@ -69,7 +69,7 @@ class OpenEnvEnvironment:
         reward, done = float(result.get("reward") or 0.0), result.get("done") is True
         return self._text(result), reward, done, False, {}
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Give the server's session back."""
         if self._socket is not None:
             self._socket.close()

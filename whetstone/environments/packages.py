@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from whetstone.config.plugins import describe_error, load_object
-from whetstone.environments.games.base import Step
+from whetstone.environments.games.base import SOLVED, Step
 from whetstone.errors import UserError, did_you_mean
 
 SEED_RANGE = 1 << 32  # numpy's global generator takes no larger seeds
@@ -97,7 +97,7 @@ class GemEnvironment(PackageEnvironment):
         observation, reward, terminated, truncated, info = self.environment.step(text)
         if not (terminated or truncated):
             return _around(observation, info), reward, False, False, {}
-        correct = bool(info.get("correct", float(reward) >= 1))
+        correct = bool(info.get("correct", float(reward) >= SOLVED))
         return str(observation), reward, terminated, truncated, {"correct": correct}
 
 
@@ -143,7 +143,7 @@ class TextArenaEnvironment(PackageEnvironment):
             return observation, 0.0, False, False, {}
         rewards, info = self.environment.close()
         reward, reason = float(rewards[0]), info[0].get("reason") or ""
-        return f"{observation}\n{reason}".strip(), reward, True, False, {"correct": reward >= 1}
+        return f"{observation}\n{reason}".strip(), reward, True, False, {"correct": reward >= SOLVED}
 
     def _new_messages(self) -> str:
         """What the game has said since; the policy knows what it said itself."""
@@ -183,7 +183,7 @@ class SkyRLEnvironment(PackageEnvironment):
         result = self.environment.step(text)
         observation = "\n".join(_contents(result["observations"]))
         reward, done = float(result["reward"]), bool(result["done"])
-        return observation, reward, done, False, {"correct": reward >= 1} if done else {}
+        return observation, reward, done, False, {"correct": reward >= SOLVED} if done else {}
 
 
 def _contents(messages: Sequence[Mapping[str, Any]]) -> list[str]:

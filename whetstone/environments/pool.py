@@ -18,12 +18,16 @@ from multiprocessing import reduction
 from typing import Any
 
 from whetstone.environments.messages import BadMessage, pack, unpack
+from whetstone.environments.tools import MAX_LEVELS
 from whetstone.errors import UserError
+from whetstone.files import json_safe, num_levels
 from whetstone.sandbox.service import SandboxService
 from whetstone.sandbox.worker_process import WorkerProcess
 from whetstone.types import Message
 
 START_LIMIT_S, CLOSE_LIMIT_S = 120.0, 5.0
+GRACE_S = 2.0  # for the rest of an answer that has begun to come: its process waits until it is read
+MAX_ERROR = 500  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,7 @@ class _Process:
     received: bytearray = field(default_factory=bytearray)
     sent_at: float = 0.0
     is_waiting: bool = False  # whether an answer is due
+    grace_until: float = 0.0
 
 
 class EpisodePool(contextlib.AbstractContextManager["EpisodePool"]):
@@ -126,14 +131,17 @@ class EpisodePool(contextlib.AbstractContextManager["EpisodePool"]):
         due = [process for process in self._processes.values() if process.is_waiting]
         if not due:
             return answers
-        earliest = min(process.sent_at for process in due) + self.timeout_s
+        earliest = min(map(self._deadline, due))
         pause = 0.0 if answers else max(0.0, min(timeout_s, earliest - time.monotonic()))
         for key, _ in self._selector.select(pause):
             if (answer := self._read(key.data)) is not None:
                 answers.append(answer)
         now = time.monotonic()
-        late = [n for n, p in self._processes.items() if p.is_waiting and now - p.sent_at > self.timeout_s]
+        late = [n for n, p in self._processes.items() if p.is_waiting and now > self._deadline(p)]
         return answers + [self._fail(n, f"no answer in {self.timeout_s:g} s", timeout=True) for n in late]
+
+    def _deadline(self, process: _Process) -> float:
+        return max(process.sent_at + self.timeout_s, process.grace_until)
 
     def end(self, number: int) -> None:
         """End an episode's process. May be called twice."""
@@ -173,13 +181,12 @@ class EpisodePool(contextlib.AbstractContextManager["EpisodePool"]):
     def _read(self, number: int) -> Answer | None:
         process = self._processes[number]
         try:
-            piece = os.read(process.link.fileno(), 1 << 20)
-            if not piece:
-                return self._fail(number, "its process has ended")
-            process.received += piece
-            message = unpack(process.received)
-            if message is None:
-                return None
+            while (message := unpack(process.received)) is None:  # until all that has come is read
+                piece = os.read(process.link.fileno(), 1 << 20)
+                if not piece:
+                    return self._fail(number, "its process has ended")
+                process.received += piece
+                process.grace_until = time.monotonic() + GRACE_S
             if not process.is_waiting:
                 return self._fail(number, "it answered what was not asked")
             process.is_waiting = False
@@ -205,10 +212,17 @@ def _close(host: WorkerProcess, sandbox: SandboxService | None) -> None:
         sandbox.close()
 
 
-def _answer(number: int, message: Mapping[str, Any], seconds: float) -> Answer:
-    """A message as an answer; the process may have written anything."""
+def _answer(number: int, message: Mapping[str, Any], elapsed: float) -> Answer:
+    """A message as an answer. The door for what an environment, a tool or an agent says: the process may have
+    written anything, and what passes can be shown, encoded and written.
+    """
+    if num_levels(message) > MAX_LEVELS:
+        raise BadMessage("an answer that is nested too deep")
+    message = json_safe(message)
+    seconds = message.get("seconds")  # by its own clock: nobody may have looked for the answer for long
+    seconds = min(max(0.0, seconds), elapsed) if isinstance(seconds, float) else elapsed
     if isinstance(error := message.get("error"), str):
-        return Answer(number=number, done=True, error=error[:500], seconds=seconds)
+        return Answer(number=number, done=True, error=error[:MAX_ERROR], seconds=seconds)
     observation = message.get("observation", "")
     messages = message.get("messages", [])
     reward, correct, state = message.get("reward"), message.get("correct"), message.get("state")
@@ -220,7 +234,10 @@ def _answer(number: int, message: Mapping[str, Any], seconds: float) -> Answer:
     for entry in messages:
         if not (isinstance(entry, dict) and isinstance(entry.get("content"), str)):
             raise BadMessage("no message of a tool")
-        content.append({"role": "tool", "name": str(entry.get("name", "")), "content": entry["content"]})
+        if entry.get("role") == "user":
+            content.append({"role": "user", "content": entry["content"]})
+        else:
+            content.append({"role": "tool", "name": str(entry.get("name", "")), "content": entry["content"]})
     return Answer(
         number=number,
         observation=tuple(content),

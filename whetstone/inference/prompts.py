@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whetstone.endpoint.messages import valid_text
 from whetstone.errors import UserError
+from whetstone.files import valid_text
 
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}
 Prompt = str | Sequence[Message] | Sequence[int]

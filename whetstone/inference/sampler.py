@@ -14,11 +14,11 @@ from torch import Tensor
 
 from whetstone import seeds
 from whetstone.config import Config
-from whetstone.endpoint.messages import valid_text
 from whetstone.engines import make_engine
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.errors import UserError
+from whetstone.files import valid_text
 from whetstone.inference.answers import Answer, AnswerStream, Piece, TokenDetails
 from whetstone.inference.prompts import Message, Prompt, check_messages
 from whetstone.inference.source import before_training, load_source

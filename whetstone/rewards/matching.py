@@ -7,6 +7,7 @@ what follows the last `####`; without that, the last number (`numeric`) or the l
 
 import re
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -15,13 +16,15 @@ from whetstone.rewards.answers import extract_math, math_equal
 
 _TOLERANCE = Fraction(1, 10**6)  # relative, of numbers with a fraction
 _LONGEST_NUMBER = 60
+_NEWEST = 1000  # numbers of a text that are looked at, from its end
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
 _MINUS = "\N{MINUS SIGN}"
 _NUMBER = re.compile(
     rf"(?<![\w.])([-+{_MINUS}]?)[$€£]?({_DIGITS})([eE][-+]?\d{{1,3}})?(?:\s?/\s?(\d+))?(\s?\\?%)?"
 )
 _PREFIX = re.compile(
-    r"^\W*(?:so|therefore|thus|hence)?,?\s*(?:the\s+)?(?:final\s+)?answer\s*(?:is\s*:?|:|=)\s*", re.IGNORECASE
+    r"^\W*+(?:so|therefore|thus|hence)?,?\s*+(?:the\s++)?(?:final\s++)?answer\s*+(?:is\s*+:?|:|=)\s*+",
+    re.IGNORECASE,
 )
 _ARTICLE = re.compile(r"\b(?:a|an|the)\s+(?=\w{2,})", re.IGNORECASE)
 _PUNCTUATION = r",;:!?'\"\u201c\u201d\u2018\u2019\u00b4`()\[\]{}*_\u2026"
@@ -46,8 +49,8 @@ def extract(text: str, match: str) -> str | None:
     if "####" in text:
         return text.rsplit("####", 1)[1].strip().split("\n")[0].strip() or None
     if match == "numeric":
-        numbers = _numbers(text)
-        return numbers[-1][0] if numbers else None
+        matches = reversed(deque(_NUMBER.finditer(text), maxlen=_NEWEST))
+        return next((match.group().strip() for match in matches if _as_number(match) is not None), None)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None
@@ -98,8 +101,11 @@ def _as_number(match: re.Match[str]) -> Number | None:
 def _same_number(answer: str, truth: str) -> bool:
     """The one number in the answer is the truth's; an answer with two different numbers is none."""
     expected = [number for _, number in _numbers(truth)]
-    numbers = {number for _, number in _numbers(answer)}
-    return len(numbers) == 1 and bool(expected) and _equal(numbers.pop(), expected[-1])
+    written = {match.group(): match for match in _NUMBER.finditer(answer)}
+    numbers = (number for match in written.values() if (number := _as_number(match)) is not None)
+    first = next(numbers, None)
+    is_only = first is not None and all(number == first for number in numbers)
+    return is_only and bool(expected) and _equal(first, expected[-1])
 
 
 def _equal(answer_number: Number, expected: Number) -> bool:

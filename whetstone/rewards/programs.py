@@ -24,7 +24,9 @@ from whetstone.sandbox.program import VALUE_MARKER, Input, Limits, Program, Resu
 OUTCOMES = ("passed", "wrong", "crash", "timeout", "compile_error", "no_program")
 _LONGEST_MESSAGE = 1000  # characters of an error or a value that are shown
 TOLERANCE = 1e-6  # of numbers with a fraction, relative and absolute
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(
+    r"^[ \t]*+```[ \t]*+([\w+#.-]*+)[^\n]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.DOTALL | re.MULTILINE
+)  # linear in what a model wrote
 
 
 @dataclass(frozen=True, kw_only=True)

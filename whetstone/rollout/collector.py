@@ -88,10 +88,13 @@ class EpisodeSettings:
 
     def add_tools(self, problem: Problem) -> Problem:
         """The problem with the run's tools. An environment in Gymnasium's shape takes no calls."""
+        names = [tool["function"]["name"] for tool in (*self.tools, *problem.tools)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"tools and the environment both have a tool {twice[0]}: rename one of them.")
         if problem.environment is None and self.tools:
             described = () if self.block_arguments else self.tools
             return replace(problem, environment=TOOLBOX, tools=described, scored_by_task=True)
-        return replace(problem, tools=(*self.tools, *problem.tools)) if problem.tools else problem
+        return replace(problem, tools=(*self.tools, *problem.tools)) if problem.takes_calls else problem
 
 
 class Collector:
@@ -148,7 +151,10 @@ class Collector:
             for done in self._sample(problems, requests, sampling, seed_parts):
                 if self.cancelled:
                     self._cancel()
-                self.scorer.submit(scoring_request(problems[done.problem], done))  # overlaps with sampling
+                if not done.has_failed:
+                    self.scorer.submit(
+                        scoring_request(problems[done.problem], done)
+                    )  # overlaps with sampling
                 sampled.append(done)
                 advance()
                 show(problems[done.problem].question, done.text)
@@ -158,6 +164,10 @@ class Collector:
         started = time.monotonic()
         with stage("scoring", total=len(sampled)):
             scores = self.scorer.gather()
+        is_judged = not scores or any("correct" in score.parts for score in scores)
+        # Of a rollout whose environment or agent failed: no reward function is called.
+        failed = Score(reward=0.0, parts={"correct": 0.0} if is_judged else {}, answer=None)
+        ordered = iter(scores)
         self.scoring_s += time.monotonic() - started
         for name, values in self.scorer.custom_metrics.items():
             self.custom_metrics.setdefault(name, []).extend(values)
@@ -166,10 +176,10 @@ class Collector:
                 prompt_ids=prompts[done.problem] if done.prompt_ids is None else done.prompt_ids,
                 turns=done.turns,
                 text=done.text,
-                score=score,
+                score=failed if done.has_failed else next(ordered),
                 episode=done.episode,
             )
-            for done, score in zip(sampled, scores, strict=True)
+            for done in sampled
         }
         return [
             Group(problem=problem, rollouts=tuple(rollouts[p, n] for n in range(num_samples)))

@@ -5,6 +5,7 @@ become ready since (`take`). Tokens are exact: what was sampled is never tokeniz
 appended to it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,9 +13,10 @@ from typing import Any, Protocol
 from whetstone import seeds
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
+from whetstone.environments.games.base import SOLVED
 from whetstone.environments.pool import Answer
 from whetstone.environments.toolbox import TOOLBOX
-from whetstone.environments.tools import block_calls, fenced_calls, parse_calls
+from whetstone.environments.tools import block_calls, executed_calls, fenced_calls, parse_calls
 from whetstone.rollout.gathering import Gathering, TimedStream
 from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
 
@@ -44,6 +46,11 @@ class Sampled:
     prompt_ids: tuple[int, ...] | None = None  # of an agent or a `rollout_func`, which writes its own
     columns: dict[str, Any] | None = None  # extra fields of a `rollout_func`, for reward functions
     messages: tuple[Message, ...] | None = None  # what reward functions get as its completion
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its environment or agent failed: it earns 0, whatever the policy said."""
+        return self.episode is not None and self.episode.error is not None
 
 
 @dataclass
@@ -146,7 +153,8 @@ class EpisodeStream(TimedStream):
         running.is_started = True
         answer = {} if problem.environment == TOOLBOX else problem.answer
         settings, row = answer.get("settings", {}), answer.get("row", {})
-        self.pool.start(number, problem.environment, settings, answer.get("seed", 0), row)
+        own = (*self.seed_parts, problem.id, running.sample)  # of a toolbox, which has no seed of a problem
+        self.pool.start(number, problem.environment, settings, answer.get("seed", seeds.seed(*own)), row)
 
     def accept(self, output: GenerationOutput) -> Iterator[Sampled]:
         """Take a completion; yields rollouts that have become complete."""
@@ -233,11 +241,11 @@ class EpisodeStream(TimedStream):
     def _calls(self, problem: Problem, completion: Completion) -> list[dict[str, Any]]:
         """The calls of tools in what the policy said."""
         if problem.environment == TOOLBOX and self.block_arguments:
-            return block_calls(self.codec.decode(completion.token_ids), self.block_arguments)
+            return executed_calls(block_calls(self.codec.decode(completion.token_ids), self.block_arguments))
         if not problem.tools:
             return []
         text = self.codec.decode(completion.token_ids, keep_special=True)
-        return parse_calls(text) or fenced_calls(text, problem.tools, self.codec.call_hint)
+        return executed_calls(parse_calls(text) or fenced_calls(text, problem.tools, self.codec.call_hint))
 
     def _answered(self, answer: Answer) -> Request | None:
         """Process an environment's answer; the policy's next request, where it speaks again."""
@@ -273,7 +281,8 @@ class EpisodeStream(TimedStream):
     def _begins_alike(self, running: _Running, answer: Answer) -> bool:
         """Whether the episode opens with what the policy was shown: `reset` ran for the prompt as well."""
         shown = str(self.problems[running.problem].messages[-1]["content"]).rstrip()
-        return all(m["role"] != "user" or shown.endswith(m["content"].strip()) for m in answer.observation)
+        newest = answer.observation[-1:]
+        return all(m["role"] != "user" or shown.endswith(m["content"].strip()) for m in newest)
 
     def _fail_reset(self, number: int, running: _Running) -> None:
         running.error = "reset said something else than before with the same seed: it must depend on it only"
@@ -361,9 +370,7 @@ class EpisodeStream(TimedStream):
 
 def _judgement(running: _Running) -> dict[str, Any]:
     """The environment's reward, None where it names none, and whether the episode was won."""
-    if running.error is not None:
-        return {"reward": 0.0, "correct": False}
-    reward = sum(running.rewards) if running.final_reward is None else running.final_reward
+    reward = math.fsum(running.rewards) if running.final_reward is None else running.final_reward
     if not running.is_paid:
         return {"reward": None, "correct": running.correct}
-    return {"reward": reward, "correct": reward >= 1 if running.correct is None else running.correct}
+    return {"reward": reward, "correct": reward >= SOLVED if running.correct is None else running.correct}

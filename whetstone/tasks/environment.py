@@ -41,7 +41,7 @@ class EnvironmentTask(Task):
         return (cls.environment,)
 
     def problem(self, index: int) -> Problem:
-        number = seed(self.seed, index)
+        number = seed(self.seed, index) >> 32  # 31 bits: numpy takes no more than 32
         try:
             opening, messages = open_problem(self._episode, number, {})
         except UserError:
@@ -52,7 +52,12 @@ class EnvironmentTask(Task):
             ) from error
         answer = {"seed": number, "settings": self.settings}
         problem = self.make_problem(index, opening, answer, tuple(messages))
-        return replace(problem, environment=self.environment, tools=tuple(self._episode.schemas))
+        return replace(
+            problem,
+            environment=self.environment,
+            tools=tuple(self._episode.schemas),
+            takes_calls=self._episode.takes_calls,
+        )
 
     def score(self, problem: Problem, text: str) -> TaskScore:
         return score_outcome(problem)

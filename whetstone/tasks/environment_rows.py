@@ -89,7 +89,7 @@ class EnvironmentRowsTask(rows.RowTask):
 
     def problem(self, index: int) -> Problem:
         entry = {"messages": (), "key": None, "row": {}} if self.generated else self._rows[index]
-        number, row = seed(self.seed, index), entry["row"]
+        number, row = seed(self.seed, index) >> 32, entry["row"]  # numpy takes at most 32 bits
         episode = self._episodes[entry["key"]]
         try:
             opening, own_messages = open_problem(episode, number, row)
@@ -111,7 +111,9 @@ class EnvironmentRowsTask(rows.RowTask):
         answer = {"seed": number, "settings": settings, "row": row}
         problem = self.make_problem(index, messages[-1]["content"], answer, messages)
         environment = self._factories[entry["key"]]
-        return replace(problem, environment=environment, tools=tuple(episode.schemas))
+        return replace(
+            problem, environment=environment, tools=tuple(episode.schemas), takes_calls=episode.takes_calls
+        )
 
     def score(self, problem: Problem, text: str) -> TaskScore:
         return score_outcome(problem)

@@ -273,9 +273,10 @@ def test_bad_agents_cost_their_own_rollouts_and_are_named(
 
 @pytest.mark.slow
 def test_a_client_that_leaves_is_forgotten(setting: Setting) -> None:
-    for rollout in rollouts_of(setting.collect(lambda index: ("leaves", "asks_at_once")[index])):
-        assert rollout.episode is not None and rollout.episode.error is None
-        assert len(rollout.turns) == 1
+    for number, group in enumerate(setting.collect(lambda index: ("leaves", "asks_at_once")[index])):
+        for rollout in group.rollouts:
+            assert rollout.episode is not None and rollout.episode.error is None
+            assert len(rollout.turns) == 1 + number
     for rollout in rollouts_of(setting.collect("returns_meanwhile")):
         assert rollout.episode is not None and rollout.episode.error is None
         assert rollout.text == "done" and 1 <= len(rollout.turns) <= 2

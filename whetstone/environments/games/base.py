@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]  # observation, reward, terminated, truncated, info
 Player = Callable[[str], str]
+SOLVED = 1 - 1e-9  # the reward from which an episode counts as won: ten times 0.1 is less than 1
 
 
 class Game(Protocol):

@@ -37,6 +37,7 @@ class Call:
     max_calls: int | None = None  # of tools, in one turn
     sampling: Mapping[str, float] = field(default_factory=dict)  # what the agent would sample with
     since: float = field(default_factory=time.monotonic)  # when it came
+    is_repeat: bool = False  # a client sends it again, since it lost the reply
     is_gone: bool = False  # nobody waits for the reply
     _reply: Reply | ApiError | None = None
     _done: threading.Event = field(default_factory=threading.Event)

@@ -29,6 +29,7 @@ from whetstone.environments.agents import MODEL
 from whetstone.rollout.agents.calls import Call, Reply
 from whetstone.types import Finish
 
+RETRY_COUNT = "x-stainless-retry-count"  # of OpenAI's clients: 0 where a request is sent for the first time
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 logger = logging.getLogger("whetstone")
 
@@ -110,6 +111,7 @@ class AgentHandler(Handler):
             stops=request.stops,
             max_calls=1 if request.parallel_tool_calls is False else None,
             sampling=_agent_sampling(request),
+            is_repeat=self.headers.get(RETRY_COUNT, "0") != "0",
         )
         session.deliver(call)
         self.send_answer(_ChatAnswer(self.server, call, session.wake, request))

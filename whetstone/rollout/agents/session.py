@@ -60,8 +60,10 @@ class Session:
     _last: tuple[Call, Reply] | None = None
 
     def repeated(self, call: Call) -> Reply | None:
-        """The last reply, where the call is the last one again: clients repeat what they lost."""
-        if self._last is None or _content(self._last[0]) != _content(call):
+        """The last reply, where a client says that it repeats the last call. The same call without that mark
+        asks on purpose: it is a turn.
+        """
+        if not call.is_repeat or self._last is None or _content(self._last[0]) != _content(call):
             return None
         return self._last[1]
 

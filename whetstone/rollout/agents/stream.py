@@ -113,7 +113,7 @@ class AgentStream(TimedStream):
         self._running[number], self._sessions[running.session_id] = running, number
         url = self.settings.endpoint.open(running.session_id, self.deliver, self.pool.wake)
         arguments = {"base_url": url, "problem": dict(row)}
-        self.pool.start(number, self.pool.environment, {}, self._seed(running, 0), arguments)
+        self.pool.start(number, self.pool.environment, {}, self._seed(running, 0) >> 32, arguments)
 
     def deliver(self, call: Call) -> None:
         """By a connection's thread: a request has come."""
@@ -179,7 +179,7 @@ class AgentStream(TimedStream):
             reason, count = self._errors.most_common(1)[0]
             logger.warning(
                 f"{failed} of {self.num_sequences} agents failed, {count} of them with: "
-                f"{escape_controls(reason)}. Their rollouts are scored as an empty answer."
+                f"{escape_controls(reason)}. Their rollouts earn 0."
             )
 
     def _queue_calls(self) -> None:
