@@ -6,6 +6,7 @@ Paths are relative to the working directory. It and the file's own folder can be
 import ast
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -92,10 +93,14 @@ def _import(source: str) -> ModuleType:
     return module
 
 
-def describe_error(error: BaseException) -> str:
-    """An error of the user's code in one line, with the line of their file that raised it."""
+def describe_error(error: BaseException, function: Any = None) -> str:
+    """An error of the user's code in one line, with the line of their file that raised it; else that of the
+    `function`, which could not be called.
+    """
     text = " ".join(message_of(error).split())[:300].rstrip(".")
     trace, line = error.__traceback__, ""
+    if (code := getattr(inspect.unwrap(function), "__code__", None)) is not None:
+        line = f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
         if "importlib" not in filename and not filename.startswith(_PACKAGE):

@@ -326,9 +326,11 @@ def failed(history: RunHistory) -> Diagnosis | None:
         remedy += "your own reward function raised, fix it."
     else:
         return None
+    first = history.rows[-1].get("failures", {}).get("environment" if episodes > share else "scoring")
+    shown = f" One of them: {first}." if first else ""
     return Diagnosis(
         title=title,
-        evidence=f"{cause}, which earned nothing even if they were right.",
+        evidence=f"{cause}, which earned nothing even if they were right.{shown}",
         remedy=remedy,
         severity=Severity.GRAVE if max(share, episodes) > 0.05 else Severity.WARNING,
     )

@@ -1,5 +1,7 @@
 """`whet explain RUN`: why the loss is 0, the reward is flat, the run collapsed, and the setting to change."""
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from whetstone.diagnosis.history import Diagnosis, RunHistory, Severity, percent
 from whetstone.errors import UserError
 from whetstone.run.metrics import read_rows
 from whetstone.run.record import check_run_folder, read_mapping
+from whetstone.terminal.text import escape_controls
 
 STYLES = {Severity.GRAVE: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold green"}
 
@@ -98,6 +101,7 @@ def load_history(run: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, 
             f"{folder} holds no training step in metrics.jsonl: give the folder of a run that has done at "
             "least one step; training.log says what happened before."
         )
+    training[-1] = training[-1] | {"failures": _newest_failures(folder, training)}
     evals = [row | _of_completions(folder, row["step"]) for row in rows if row["kind"] == "eval"]
     return training, evals, read_mapping(folder / "config.yaml") or {}
 
@@ -110,6 +114,22 @@ def _of_completions(folder: Path, step: int) -> dict[str, float]:
     except (KeyError, TypeError):
         return {}
     return {"no_answer_ratio": sum(unread) / len(unread)} if unread else {}
+
+
+def _newest_failures(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Kind -> the reason in the newest written completions of a step that has such a failure."""
+    found: dict[str, str] = {}
+    kinds = {"environment": ("episodes/failed_ratio", "environment_error")}
+    kinds["scoring"] = ("scoring_failures", "failure")
+    for kind, (metric, field) in kinds.items():
+        steps = [row["step"] for row in rows if row.get(metric)]
+        files = (folder / "completions" / f"step_{step}.jsonl" for step in reversed(steps))
+        with contextlib.suppress(StopIteration, OSError, ValueError, KeyError, TypeError, RecursionError):
+            file = next(file for file in files if file.is_file())
+            with file.open(encoding="utf-8", errors="replace") as lines:
+                line = next(line for line in lines if f'"{field}": "' in line)
+            found[kind] = escape_controls(json.loads(line)[field])
+    return found
 
 
 def explain(run: str | Path) -> list[Diagnosis]:

@@ -145,6 +145,8 @@ def _number(value: Any) -> float | str:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return f"returned a {type(value).__name__} that is no number"
-    if not math.isfinite(number) or abs(number) > LARGEST:
+    if not math.isfinite(number):
+        return f"returned {number:g}, which is no finite number"
+    if abs(number) > LARGEST:
         return f"returned {number:g}, where at most {LARGEST:g} is allowed"
     return number

@@ -1,9 +1,10 @@
-"""A warning when the gradient is 0: several batches in a row whose rewards do not differ."""
+"""Warnings of a run: what fails, and a gradient of 0 (several batches in a row without differing rewards)."""
 
 import logging
 from collections.abc import Sequence
 
 from whetstone.config import Config
+from whetstone.rollout.failures import failures
 from whetstone.terminal.text import counted
 from whetstone.types import Finish, Group
 
@@ -20,9 +21,14 @@ class LearningSignal:
         self._groups: list[Group] = []
         self._num_batches = 0
         self._warned = False
+        self._failing: set[str] = set()  # kinds that were named
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Count a batch; warn once, when the third in a row has no variance."""
+        """Count a batch; warn once of each kind of failure, and when the third in a row has no variance."""
+        for failure in failures(groups):
+            if failure.kind not in self._failing:
+                self._failing.add(failure.kind)
+                logger.warning(f"{failure.text[:1].upper()}{failure.text[1:]}. {failure.remedy}")
         if has_learning_signal(groups, self._config):
             self._groups, self._num_batches = [], 0
             return
@@ -51,18 +57,18 @@ def has_learning_signal(groups: Sequence[Group], config: Config) -> bool:
 
 def explain_equal_rewards(groups: Sequence[Group], config: Config) -> str:
     """Why all rewards are the same, and what to change, in two sentences."""
+    for failure in failures(groups):
+        if failure.is_rule:
+            return f"{failure.text}. {failure.remedy}"
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     number = counted(len(rollouts), "completion")
     scored = [rollout for rollout in rollouts if rollout.score.failure is None]
     is_judged = any("correct" in rollout.score.parts for rollout in scored) or not scored
     right = sum(rollout.score.parts.get("correct", 0.0) >= 1 for rollout in scored)
-    failed = len(rollouts) - len(scored)
     cut = sum(rollout.completion.finish is Finish.LENGTH for rollout in rollouts)
     unread = sum(rollout.score.answer is None for rollout in rollouts)
     if right == len(rollouts):
         return f"all {number} were right. Make the problems harder (datasets, or curriculum), or stop."
-    if failed > len(rollouts) / 2:
-        return f"{failed:,} of {number} could not be scored. See completions/ and mend the reward."
     if not is_judged:  # rows without answers
         return f"all {number} were paid the same. See what reward_funcs pays, or raise temperature."
     if right == 0 and cut > len(rollouts) / 2:

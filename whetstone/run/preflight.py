@@ -20,6 +20,7 @@ from whetstone.errors import UserError
 from whetstone.files import atomic_write, json_safe
 from whetstone.model.policy import Policy
 from whetstone.parallel.collectives import broadcast_from_main
+from whetstone.rollout.failures import REMEDIES, Failure, failures
 from whetstone.rollout.learning_signal import explain_equal_rewards, has_learning_signal
 from whetstone.rollout.metrics import check_logprob_difference
 from whetstone.rollout.source import RolloutSource
@@ -76,9 +77,11 @@ class Preflight:
 
     def error(self) -> UserError:
         """What stops the run."""
-        first = self.problems[0]
+        found = " ".join(f"{problem.text}. {problem.remedy}" for problem in self.problems)
+        if self.problems[0].name in REMEDIES:
+            return UserError(f"The preflight found a failure: {found}")
         return UserError(
-            f"The preflight found that nothing can be learned: {first.text}. {first.remedy} "
+            f"The preflight found that nothing can be learned: {found} "
             "To train all the same, set preflight=warn; preflight=off leaves it out."
         )
 
@@ -166,16 +169,20 @@ def measure(config: Config, groups: Sequence[Group]) -> dict[str, float]:
 
 
 def judge(config: Config, groups: Sequence[Group], numbers: dict[str, float]) -> list[Finding]:
-    """The findings, in the order in which they are shown; none for what was not measured."""
-    findings = [_truncation(config, numbers)]
+    """The findings, in the order in which they are shown; none for what was not measured. What failed comes
+    first, and leaves out what only follows from it.
+    """
+    failed = failures(groups)
+    findings = [_failure(config, failure) for failure in failed]
+    findings.append(_truncation(config, numbers))
     if "no_answer_ratio" in numbers:
         findings.append(_answers(numbers))
     if config.loss.is_supervised:
         findings += _accepted(config, numbers)
-    else:
+    elif has_learning_signal(groups, config) or not any(failure.is_rule for failure in failed):
         findings.append(_variance(config, groups, numbers))
-    if "scoring_failures" in numbers:
-        findings.append(_failures(config, groups, numbers))
+    if numbers.get("scoring_failures") == 0:
+        findings.append(Finding(name="scoring", status=Status.OK, text="no scorer failed"))
     findings.append(_lengths(numbers))
     if "logprob_difference_mean" in numbers:
         findings.append(_logprobs(config, numbers))
@@ -238,19 +245,14 @@ def _accepted(config: Config, numbers: dict[str, float]) -> list[Finding]:
     return [Finding(name="correct", status=status, text=text, remedy=remedy)]
 
 
-def _failures(config: Config, groups: Sequence[Group], numbers: dict[str, float]) -> Finding:
-    failures = int(numbers["scoring_failures"])
-    if not failures:
-        return Finding(name="scoring", status=Status.OK, text="no scorer failed")
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    first = next(rollout.score.failure for rollout in rollouts if rollout.score.failure is not None)
-    allowed = config.tasks.max_reward_failure_fraction * len(rollouts)
+def _failure(config: Config, failure: Failure) -> Finding:
+    allowed = config.tasks.max_reward_failure_fraction if failure.kind == "scoring" else 0.5
+    is_problem = failure.count >= 3 and failure.count > allowed * failure.total
     return Finding(
-        name="scoring",
-        status=Status.PROBLEM if failures >= 3 and failures > allowed else Status.WARNING,
-        text=f"scoring failed on {failures:,} of {counted(len(rollouts), 'completion')} (first: {first})",
-        remedy="Mend the reward (reward_funcs; `whet check CONFIG --rewards` tries it), or raise "
-        "reward_timeout_s.",
+        name=failure.kind,
+        status=Status.PROBLEM if is_problem else Status.WARNING,
+        text=failure.text,
+        remedy=failure.remedy,
     )
 
 

@@ -50,6 +50,7 @@ from whetstone.run.resources import ResourceMonitor
 from whetstone.run.status import StatusFile
 from whetstone.run.timing import ThroughputMeter
 from whetstone.run.token_log import TokenLog
+from whetstone.run.trial import check_own_code
 from whetstone.run.viewer import Viewer, is_wanted
 from whetstone.sandbox.pool import strongest_kind
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
@@ -130,6 +131,8 @@ def build(
     for line in (*describe_ranks(ranks), *idle, *prepare_tasks(tasks)):
         logger.info(line)
     scorer = stack.enter_context(make_scorer(config, ranks))  # its processes start while the model loads
+    if checkpoint is None:
+        check_own_code(config, tasks, scorer, ranks, make_pool)
     with stage("loading the model"):
         weights = None if checkpoint is None else checkpoint.folder
         policy = load_sharded(config.model, config.parallel, ranks, weights)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from whetstone.config.plugins import is_plugin
+from whetstone.config.plugins import describe_error, is_plugin
 from whetstone.config.sections import Config
 from whetstone.errors import UserError, message_of
 from whetstone.rewards import custom
@@ -75,6 +75,9 @@ class RewardWorker:
             if name in REWARDS and (value := REWARDS[name].function(context)) is not None:
                 parts[name] = value
         return parts, task_score
+
+    def function(self, spec: str) -> Callable[..., Any]:
+        return self._custom[spec]
 
     def call_custom(
         self, spec: str, answers: Sequence[Answer]
@@ -189,7 +192,7 @@ def _score(worker: RewardWorker, number: int, problem: Problem, text: str, num_t
     except EvaluationFailed as error:
         failure = str(error)
     except Exception as error:  # a bug in a scorer costs this answer its score and does not end the run
-        failure = f"error: {message_of(error)}"
+        failure = f"error: {describe_error(error)}"
     return {
         "number": number,
         "parts": {name: float(value) for name, value in parts.items()},
@@ -215,7 +218,7 @@ def _custom(worker: RewardWorker, spec: str, answers: Sequence[Answer]) -> dict[
     except custom.WrongReturn as error:
         failure, is_misuse = str(error), True
     except BaseException as error:  # the user's own code, whatever it raises, SystemExit included
-        failure = f"error: {message_of(error)}"
+        failure = f"error: {describe_error(error, worker.function(spec))}"
     return {
         "kind": "called",
         "values": values,

@@ -1,0 +1,108 @@
+"""The trial of the user's own code before a model is loaded: an episode of each environment with one turn,
+and one call of each reward function. What fails here would fail in every rollout.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from whetstone.config import Config
+from whetstone.config.plugins import is_plugin
+from whetstone.environments.pool import Answer, EpisodePool
+from whetstone.errors import UserError
+from whetstone.parallel.collectives import broadcast_from_main
+from whetstone.parallel.mesh import Ranks
+from whetstone.rollout.failures import REMEDIES
+from whetstone.tasks.mixture import Mixture
+from whetstone.tasks.scoring.process import ScoringRequest
+from whetstone.terminal.findings import Finding, Status
+from whetstone.terminal.stages import stage
+from whetstone.types import Problem
+
+TURN = "This is a trial."
+OpenPool = Callable[[Config, list[str]], EpisodePool]
+logger = logging.getLogger("whetstone")
+
+
+def check_own_code(config: Config, tasks: Mixture, scorer: Any, ranks: Ranks, open_pool: OpenPool) -> None:
+    """`try_own_code` for a run: what fails for sure stops it, unless `preflight` says otherwise."""
+    findings = try_own_code(config, tasks, scorer, ranks, open_pool)
+    problems = [finding for finding in findings if finding.status is Status.PROBLEM]
+    if problems and config.run.preflight == "stop":
+        found = " ".join(f"{problem.text}. {problem.remedy}" for problem in problems)
+        raise UserError(f"Your own code fails before the model is loaded: {found}")
+    for finding in findings:
+        logger.warning(f"Trial, {finding.name}: {finding.text}. {finding.remedy}")
+
+
+def try_own_code(
+    config: Config, tasks: Mixture, scorer: Any, ranks: Ranks, open_pool: OpenPool
+) -> list[Finding]:
+    """What failed, the same on all ranks. A failure that a turn without sense may explain is a warning."""
+    if config.run.preflight == "off" or config.run.trainer == "trl":
+        return []
+    findings: list[Finding] = []
+    if ranks.is_main:
+        with stage("trying environments and reward functions"):
+            problems = [task.problem(0) for task in tasks.tasks.values()]
+            own = [p for p in problems if p.environment is not None and is_plugin(p.environment)]
+            for problem in own:
+                with open_pool(config, [str(problem.environment)]) as pool:
+                    findings += _try_environment(pool, problem)
+            if any(map(is_plugin, config.tasks.reward_funcs)):  # those of an episode need its state
+                findings += _try_rewards(scorer, tasks, [p for p in problems if p.environment is None])
+    return broadcast_from_main(ranks, findings)
+
+
+def _try_environment(pool: EpisodePool, problem: Problem) -> list[Finding]:
+    name, row = str(problem.environment), problem.answer
+    for stage_name, begin in (
+        ("reset", lambda: pool.start(0, name, row.get("settings", {}), row["seed"], row.get("row", {}))),
+        ("a first turn", lambda: pool.step(0, TURN)),
+        ("its end", lambda: pool.finish(0)),
+    ):
+        begin()
+        error = _wait(pool).error
+        if error is not None:
+            is_certain = stage_name != "a first turn" or error.startswith("EnvironmentFailed")
+            return [
+                Finding(
+                    name="environment",
+                    status=Status.PROBLEM if is_certain else Status.WARNING,
+                    text=f"{name} failed at {stage_name}: {error}",
+                    remedy=REMEDIES["environment"],
+                )
+            ]
+    return []
+
+
+def _wait(pool: EpisodePool) -> Answer:
+    deadline = time.monotonic() + pool.timeout_s + 5
+    while time.monotonic() < deadline:
+        if answers := pool.poll(1.0):
+            return answers[0]
+    return Answer(number=0, error=f"no answer in {pool.timeout_s:g} s")
+
+
+def _try_rewards(scorer: Any, tasks: Mixture, problems: list[Problem]) -> list[Finding]:
+    """A right answer to each problem, where one is known: a function that fails on all of these is wrong."""
+    golds = [tasks.tasks[problem.task].gold(problem) for problem in problems]
+    with scorer.probing():
+        for problem, gold in zip(problems, golds, strict=True):
+            text = TURN if gold is None else gold
+            scorer.submit(ScoringRequest(problem=problem, text=text, completion_ids=(0,), truncated=False))
+        failed = [score.failure for score in scorer.gather()]
+    number = f"{sum(reason is not None for reason in failed)} of {len(failed)}"
+    reasons = [reason for reason in failed if reason is not None]
+    right = [reason for gold, reason in zip(golds, failed, strict=True) if gold is not None]
+    if not reasons:
+        return []
+    return [
+        Finding(
+            name="scoring",
+            status=Status.PROBLEM if right and None not in right else Status.WARNING,
+            text=f"scoring failed on {number} answers of a trial (first: {reasons[0]})",
+            remedy=REMEDIES["scoring"],
+        )
+    ]
