@@ -173,12 +173,21 @@ def test_a_large_answer_is_not_late_and_has_its_own_time(pool):
     assert 0.04 < answer.seconds < 2
 
 
-def test_environments_in_trls_shape_get_the_tools_of_the_run():
+def test_the_middle_of_an_observation_is_cut_with_a_mark(policy):
+    chat = Chat(policy.tokenizer, build({"model_name_or_path": "pebble"}).model)
+    for size in (40, 41, 100):
+        ids = chat.encode_observation([{"role": "user", "content": "A" * 300 + "B" * 300}], size)
+        text = chat.decode(ids, keep_special=True)
+        assert len(ids) == size and "A ... B" in text, text
+
+
+def test_environments_in_trls_shape_get_the_tools_of_the_run(caplog):
     settings = EpisodeSettings(
         pool=None,  # type: ignore[arg-type]
         config=EnvironmentsConfig(),
         tools=tool_schemas([f"{FILE}:draws"]),
     )
+    assert "The tool draws has no docstring" in caplog.text
     problem = Problem(
         id="p", task="t", messages=({"role": "user", "content": "?"},), answer={}, environment="e"
     )

@@ -1,8 +1,9 @@
 """The key `tools`: functions, or classes whose public methods are tools and keep state within an episode."""
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 from whetstone.config.plugins import describe_error, is_plugin, load_object
 from whetstone.environments.builtin_tools import TOOLS, PythonTool
@@ -10,6 +11,7 @@ from whetstone.environments.tools import tool_schema
 from whetstone.errors import UserError, did_you_mean
 
 TOOLBOX = "tools"  # the environment of ordinary tasks that have tools
+logger = logging.getLogger("whetstone")
 _NOT_TOOLS = ("reset", "get_reward", "step", "close")
 
 
@@ -82,5 +84,16 @@ def tool_schemas(specs: Sequence[str]) -> tuple[dict[str, Any], ...]:
         if not own or twice is not None:
             reason = f"the tool {twice} twice" if own else f"'{spec}', a class without public methods"
             raise UserError(f"tools has {reason}: give every tool a name of its own.")
+        for name, tool in tools.items():
+            _note_gaps(name, tool, own[name]["function"])
         schemas |= own
     return tuple(schemas.values())
+
+
+def _note_gaps(name: str, tool: Any, function: Mapping[str, Any]) -> None:
+    """A warning where a tool lacks what the model is told about it."""
+    hints = get_type_hints(tool) if inspect.isroutine(tool) else {}
+    bare = [argument for argument in function["parameters"]["properties"] if argument not in hints]
+    if bare or not function["description"]:
+        what = f"type hint for {', '.join(bare)}" if bare else "docstring"
+        logger.warning(f"The tool {name} has no {what}, so the model is told less about it: add it.")

@@ -179,7 +179,7 @@ class Chat:
 
         They are what the chat template writes there, whatever precedes: what the policy wrote is never
         rendered again, so a template that would rewrite it (drop old thoughts) does not. More than
-        `max_tokens` lose their middle.
+        `max_tokens` lose their middle, with a mark in its place.
         """
         key = json.dumps(messages, default=repr)  # the same ones come again: "too high"
         ids = self._observations.get(key)
@@ -189,8 +189,16 @@ class Chat:
                 if len(self._observations) >= MAX_OBSERVATIONS:
                     self._observations.clear()
                 self._observations[key] = ids
-        half = max_tokens // 2
-        return ids if len(ids) <= max_tokens else (*ids[: max_tokens - half], *ids[len(ids) - half :])
+        if len(ids) <= max_tokens:
+            return ids
+        mark = self._cut_mark if max_tokens > 2 * len(self._cut_mark) else ()
+        half = (max_tokens - len(mark)) // 2
+        return (*ids[: max_tokens - len(mark) - half], *mark, *ids[len(ids) - half :])
+
+    @functools.cached_property
+    def _cut_mark(self) -> tuple[int, ...]:
+        """In place of the middle of an observation: without it, its two ends would read as one word."""
+        return tuple(self.tokenizer(" ... ", add_special_tokens=False)["input_ids"])
 
     def _encode_observation(self, messages: Sequence[Message]) -> tuple[int, ...]:
         if self.config.apply_chat_template:

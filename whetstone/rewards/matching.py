@@ -104,8 +104,9 @@ def _same_number(answer: str, truth: str) -> bool:
     written = {match.group(): match for match in _NUMBER.finditer(answer)}
     numbers = (number for match in written.values() if (number := _as_number(match)) is not None)
     first = next(numbers, None)
-    is_only = first is not None and all(number == first for number in numbers)
-    return is_only and bool(expected) and _equal(first, expected[-1])
+    if first is None or not expected or any(number != first for number in numbers):
+        return False
+    return _equal(first, expected[-1])
 
 
 def _equal(answer_number: Number, expected: Number) -> bool:
