@@ -118,7 +118,7 @@ def _of_completions(folder: Path, step: int) -> dict[str, float]:
 
 def _newest_failures(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Kind -> the reason in the newest written completions of a step that has such a failure."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     kinds = {"environment": ("episodes/failed_ratio", "environment_error")}
     kinds["scoring"] = ("scoring_failures", "failure")
     for kind, (metric, field) in kinds.items():
@@ -128,8 +128,8 @@ def _newest_failures(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[st
             file = next(file for file in files if file.is_file())
             with file.open(encoding="utf-8", errors="replace") as lines:
                 line = next(line for line in lines if f'"{field}": "' in line)
-            found[kind] = escape_controls(json.loads(line)[field])
-    return found
+            reasons[kind] = escape_controls(json.loads(line)[field])
+    return reasons
 
 
 def explain(run: str | Path) -> list[Diagnosis]:

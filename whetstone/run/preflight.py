@@ -77,11 +77,11 @@ class Preflight:
 
     def error(self) -> UserError:
         """What stops the run."""
-        found = " ".join(f"{problem.text}. {problem.remedy}" for problem in self.problems)
+        text = " ".join(f"{problem.text}. {problem.remedy}" for problem in self.problems)
         if self.problems[0].name in REMEDIES:
-            return UserError(f"The preflight found a failure: {found}")
+            return UserError(f"The preflight found a failure: {text}")
         return UserError(
-            f"The preflight found that nothing can be learned: {found} "
+            f"The preflight found that nothing can be learned: {text} "
             "To train all the same, set preflight=warn; preflight=off leaves it out."
         )
 

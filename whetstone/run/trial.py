@@ -9,7 +9,7 @@ from typing import Any
 
 from whetstone.config import Config
 from whetstone.config.plugins import is_plugin
-from whetstone.environments.pool import Answer, EpisodePool
+from whetstone.environments.pool import EpisodePool
 from whetstone.errors import UserError
 from whetstone.parallel.collectives import broadcast_from_main
 from whetstone.parallel.mesh import Ranks
@@ -28,10 +28,9 @@ logger = logging.getLogger("whetstone")
 def check_own_code(config: Config, tasks: Mixture, scorer: Any, ranks: Ranks, open_pool: OpenPool) -> None:
     """`try_own_code` for a run: what fails for sure stops it, unless `preflight` says otherwise."""
     findings = try_own_code(config, tasks, scorer, ranks, open_pool)
-    problems = [finding for finding in findings if finding.status is Status.PROBLEM]
+    problems = [f"{f.text}. {f.remedy}" for f in findings if f.status is Status.PROBLEM]
     if problems and config.run.preflight == "stop":
-        found = " ".join(f"{problem.text}. {problem.remedy}" for problem in problems)
-        raise UserError(f"Your own code fails before the model is loaded: {found}")
+        raise UserError(f"Your own code fails before the model is loaded: {' '.join(problems)}")
     for finding in findings:
         logger.warning(f"Trial, {finding.name}: {finding.text}. {finding.remedy}")
 
@@ -39,50 +38,39 @@ def check_own_code(config: Config, tasks: Mixture, scorer: Any, ranks: Ranks, op
 def try_own_code(
     config: Config, tasks: Mixture, scorer: Any, ranks: Ranks, open_pool: OpenPool
 ) -> list[Finding]:
-    """What failed, the same on all ranks. A failure that a turn without sense may explain is a warning."""
+    """What failed, the same on all ranks. An exception of `step` is a warning: the turn may explain it."""
     if config.run.preflight == "off" or config.run.trainer == "trl":
         return []
     findings: list[Finding] = []
     if ranks.is_main:
         with stage("trying environments and reward functions"):
             problems = [task.problem(0) for task in tasks.tasks.values()]
-            own = [p for p in problems if p.environment is not None and is_plugin(p.environment)]
-            for problem in own:
-                with open_pool(config, [str(problem.environment)]) as pool:
-                    findings += _try_environment(pool, problem)
+            for problem in problems:
+                if problem.environment is not None and is_plugin(problem.environment):
+                    with open_pool(config, [problem.environment]) as pool:
+                        findings += _try_environment(pool, problem, problem.environment)
             if any(map(is_plugin, config.tasks.reward_funcs)):  # those of an episode need its state
                 findings += _try_rewards(scorer, tasks, [p for p in problems if p.environment is None])
     return broadcast_from_main(ranks, findings)
 
 
-def _try_environment(pool: EpisodePool, problem: Problem) -> list[Finding]:
-    name, row = str(problem.environment), problem.answer
-    for stage_name, begin in (
+def _try_environment(pool: EpisodePool, problem: Problem, name: str) -> list[Finding]:
+    row = problem.answer
+    for part, begin in (
         ("reset", lambda: pool.start(0, name, row.get("settings", {}), row["seed"], row.get("row", {}))),
         ("a first turn", lambda: pool.step(0, TURN)),
         ("its end", lambda: pool.finish(0)),
     ):
         begin()
-        error = _wait(pool).error
+        answers, deadline = pool.poll(1.0), time.monotonic() + pool.timeout_s + 5
+        while not answers and time.monotonic() < deadline:
+            answers = pool.poll(1.0)
+        error = answers[0].error if answers else f"no answer in {pool.timeout_s:g} s"
         if error is not None:
-            is_certain = stage_name != "a first turn" or error.startswith("EnvironmentFailed")
-            return [
-                Finding(
-                    name="environment",
-                    status=Status.PROBLEM if is_certain else Status.WARNING,
-                    text=f"{name} failed at {stage_name}: {error}",
-                    remedy=REMEDIES["environment"],
-                )
-            ]
+            is_certain = part != "a first turn" or error.startswith("EnvironmentFailed")
+            text = f"{name} failed at {part}: {error}"
+            return [_finding("environment", text, is_certain)]
     return []
-
-
-def _wait(pool: EpisodePool) -> Answer:
-    deadline = time.monotonic() + pool.timeout_s + 5
-    while time.monotonic() < deadline:
-        if answers := pool.poll(1.0):
-            return answers[0]
-    return Answer(number=0, error=f"no answer in {pool.timeout_s:g} s")
 
 
 def _try_rewards(scorer: Any, tasks: Mixture, problems: list[Problem]) -> list[Finding]:
@@ -93,16 +81,14 @@ def _try_rewards(scorer: Any, tasks: Mixture, problems: list[Problem]) -> list[F
             text = TURN if gold is None else gold
             scorer.submit(ScoringRequest(problem=problem, text=text, completion_ids=(0,), truncated=False))
         failed = [score.failure for score in scorer.gather()]
-    number = f"{sum(reason is not None for reason in failed)} of {len(failed)}"
     reasons = [reason for reason in failed if reason is not None]
-    right = [reason for gold, reason in zip(golds, failed, strict=True) if gold is not None]
     if not reasons:
         return []
-    return [
-        Finding(
-            name="scoring",
-            status=Status.PROBLEM if right and None not in right else Status.WARNING,
-            text=f"scoring failed on {number} answers of a trial (first: {reasons[0]})",
-            remedy=REMEDIES["scoring"],
-        )
-    ]
+    right = [reason for gold, reason in zip(golds, failed, strict=True) if gold is not None]
+    text = f"scoring failed on {len(reasons)} of {len(failed)} trial answers (first: {reasons[0]})"
+    return [_finding("scoring", text, bool(right) and None not in right)]
+
+
+def _finding(kind: str, text: str, is_certain: bool) -> Finding:
+    status = Status.PROBLEM if is_certain else Status.WARNING
+    return Finding(name=kind, status=status, text=text, remedy=REMEDIES[kind])
