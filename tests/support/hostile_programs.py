@@ -222,6 +222,10 @@ PROGRAMS: tuple[Hostile, ...] = (
         "import ctypes\nl = ctypes.CDLL(None)\nif l.mount(b'none', b'/box', b'tmpfs', 0, None) == 0: print('ESCAPED')\nif l.unshare(0x10000000) == 0: print('ESCAPED')\nif l.chroot(b'/') == 0: print('ESCAPED')",
     ),
     _python(
+        "every asynchronous input of the machine",
+        "import ctypes, platform\nn = {'x86_64': 206}.get(platform.machine(), 0)\nif ctypes.CDLL(None).syscall(n, 60000, ctypes.byref(ctypes.c_ulong())) == 0: print('ESCAPED')",
+    ),
+    _python(
         "become root",
         "import os\ntry:\n    os.setuid(0); os.setgid(0)\n    open('/etc/shadow').read(); print('ESCAPED')\nexcept OSError: pass",
     ),

@@ -100,8 +100,10 @@ def mutated(rng: random.Random, fields: Mapping[str, Any]) -> dict[str, Any]:
     body = {name: value for name, value in fields.items() if rng.random() > 0.1}
     for name in rng.sample([*fields, "unknown"], min(rng.choice([0, 1, 1, 2, 3]), len(fields) + 1)):
         inner = fields.get(name)
-        is_nested = isinstance(inner, dict) and bool(inner) and rng.random() < 0.7
-        body[name] = mutated(rng, inner) if is_nested else rng.choice(EDGES)
+        if isinstance(inner, dict) and inner and rng.random() < 0.7:
+            body[name] = mutated(rng, inner)
+        else:
+            body[name] = rng.choice(EDGES)
     return body
 
 

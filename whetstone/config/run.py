@@ -90,6 +90,13 @@ class RunConfig(Section):
             raise ValueError(f"the name of {len(name):,} characters is too long for a folder: shorten it")
         return name
 
+    @field_validator("output_dir")
+    @classmethod
+    def _is_printable(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError("write a path of printable characters")
+        return name
+
     @field_validator("report_to", mode="before")
     @classmethod
     def _known_sinks(cls, value: Any) -> Any:

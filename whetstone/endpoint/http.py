@@ -26,7 +26,6 @@ from whetstone.errors import UserError
 
 MAX_BODY = 32 * 2**20
 MAX_BODIES = 4 * MAX_BODY  # of all requests that are arriving or being read
-MAX_CONNECTIONS = 4096
 LOCAL = ("localhost", "127.0.0.1", "::1")
 LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 IDLE_S = 300.0  # a connection without a request is closed, and one whose client does not read
@@ -104,11 +103,7 @@ class HttpServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self.changed:
-            is_full = len(self._connections) >= MAX_CONNECTIONS
-            if not is_full:
-                self._connections.add(request)
-        if is_full:
-            return self.shutdown_request(request)
+            self._connections.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -171,11 +166,11 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self._arriving = _Arriving(self.connection)
-        self.rfile = io.BufferedReader(self._arriving)
+        self.rfile = self._reader = io.BufferedReader(self._arriving)
 
     def handle_one_request(self) -> None:
         self._arriving.wait(IDLE_S)
-        self.rfile.peek(1)
+        self._reader.peek(1)
         self._arriving.wait(ARRIVAL_S)
         super().handle_one_request()
 
@@ -199,8 +194,7 @@ class Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         self._has_begun = False
         try:
-            self._check_length()
-            url = _split(self.path)
+            url = self._read_head()
             if url.path != "/health":
                 self.check_access(url)
             self.dispatch(url)
@@ -229,16 +223,20 @@ class Handler(BaseHTTPRequestHandler):
         """Headers of every answer."""
         return {}
 
-    def _check_length(self) -> None:
-        lengths = set(self.headers.get_all("Content-Length", ["0"]))
-        length = lengths.pop()
+    def _read_head(self) -> SplitResult:
+        """The address of the request; and the length of its body is known."""
         if "Transfer-Encoding" in self.headers:
             self.close_connection = True
             raise ApiError(411, "Send the body with its Content-Length.")
-        if lengths or not (length.isascii() and length.isdecimal()):
+        try:
+            (length,) = set(self.headers.get_all("Content-Length", ["0"]))
+            if not (length.isascii() and length.isdecimal()):
+                raise ValueError
+            self._num_unread = int(length[:18])
+            return urlsplit(self.path)
+        except ValueError:
             self.close_connection = True
-            raise ApiError(400, "The Content-Length is no number.")
-        self._num_unread = int(length[:18])
+            raise ApiError(400, "The address or the Content-Length of the request can't be read.") from None
 
     def read_body(self) -> bytes:
         """The body, once it is known that somebody wants it."""
@@ -340,13 +338,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-
-
-def _split(address: str) -> SplitResult:
-    try:
-        return urlsplit(address)
-    except ValueError:
-        raise ApiError(400, "The address of the request can't be read.") from None
 
 
 def _refusal(error: Exception) -> ApiError:

@@ -42,7 +42,7 @@ _TABLE = """
     migrate_pages 256 238           move_pages 279 239              personality 135 92
     shmget 29 194                   msgget 68 186                   semget 64 190
     mq_open 240 180                 iopl 172 -                      ioperm 173 -
-    modify_ldt 154 -
+    modify_ldt 154 -                io_setup 206 0
 """
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     name: (int(x86_64), None if aarch64 == "-" else int(aarch64))

@@ -1,9 +1,7 @@
 """The endpoints, on a backend: the body of a request -> the body of the answer, or the events of a stream."""
 
-import contextlib
-import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,23 +46,12 @@ class Work:
 class Api:
     def __init__(self, served: ServedModel, backend: Backend) -> None:
         self.served, self.backend = served, backend
-        self.num_answers = 0  # that are being given
         self._started_at = int(time.time())
-        self._lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def answering(self) -> Iterator[None]:
-        with self._lock:
-            self.num_answers += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.num_answers -= 1
+        self.num_open: Callable[[], int] = lambda: 1  # requests that are being answered
 
     def pause(self) -> None:
         """With many clients fewer events carry more tokens each: events cost time that sampling needs."""
-        time.sleep(min(MAX_PAUSE_S, PAUSE_S * self.num_answers))
+        time.sleep(min(MAX_PAUSE_S, PAUSE_S * self.num_open()))
 
     def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self.model(name) for name in self.served.names]}
@@ -207,10 +194,6 @@ class Answer:
 
     def _deltas(self, is_gone: IsGone) -> Generator[tuple[int, Delta]]:
         """(number of the sample, what is new of it) until all have ended; leaving early cancels the rest."""
-        with self._api.answering():
-            yield from self._sampled(is_gone)
-
-    def _sampled(self, is_gone: IsGone) -> Generator[tuple[int, Delta]]:
         work, streams = self._work, list[TokenStream]()
         try:
             streams.extend(self._api.backend.submit(generation) for generation in work.generations)

@@ -12,6 +12,7 @@ class ApiServer(HttpServer):
     def __init__(self, api: Api, backend: EngineBackend, host: str, port: int, api_key: str | None) -> None:
         self.api, self.backend = api, backend
         super().__init__(ModelHandler, host, port, api_key)
+        api.num_open = lambda: self.num_open
 
 
 class ModelHandler(Handler):

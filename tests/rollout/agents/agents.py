@@ -7,9 +7,12 @@ import threading
 import time
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import openai.resources.chat.completions  # before the agents are forked
+
+from tests.support.http_fuzz import bombard
 
 AGAIN = {"role": "user", "content": "Are you sure?"}
 
@@ -34,6 +37,14 @@ def twice(base_url: str, problem: dict[str, Any]) -> None:
     first = ask(base_url, messages).choices[0].message
     messages += [first.model_dump(exclude_none=True), AGAIN]
     ask(base_url, messages)
+
+
+def besieged(base_url: str, problem: dict[str, Any]) -> None:
+    """Malformed requests to its own session, then two turns."""
+    url = urlsplit(base_url)
+    routes = [("POST", f"{url.path}/chat/completions", None), ("GET", f"{url.path}/models", None)]
+    bombard((str(url.hostname), url.port or 0), 40, len(problem["id"]), routes, threads=2)
+    twice(base_url, problem)
 
 
 async def streams(base_url: str, problem: dict[str, Any], model: str, seed: int) -> str:

@@ -1,7 +1,9 @@
 """Rollouts by agents with OpenAI's own client: exact tokens, right logprobs, repeatable; bad agents."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from tests.rollout.agents import agents
 from tests.serving.test_tools import CALL, TEMPLATE, TOOLS, teach
+from tests.support.http_fuzz import bombard
 from whetstone.config import build
 from whetstone.engines.base import Engine, SamplingParams
 from whetstone.engines.hf import HFEngine
@@ -147,6 +150,38 @@ def test_rollouts_are_repeatable_whatever_the_slots_and_the_client(setting: Sett
     first, *others = ([all_ids(rollout) for rollout in rollouts_of(groups)] for groups in (*runs, streamed))
     assert all(other == first for other in others)
     assert len(set(map(tuple, first))) > 3
+
+
+CHAT = {
+    "messages": [{"role": "user", "content": "x"}], "model": "any", "temperature": 1e-40, "max_tokens": 3,
+    "n": 1, "stream": True, "stop": ["x"], "tools": [], "logprobs": True, "top_p": 0.5, "top_k": -1,
+}  # fmt: skip
+TOKENS = {"token_ids": [3], "sampling_params": {"temperature": 1.0, "max_tokens": 2}}
+STRANGERS = [
+    *(("POST", f"/sessions/{name}/v1/chat/completions", CHAT) for name in ("x" * 24, "", "..", "%00")),
+    ("POST", "/sessions/0/inference/v1/generate", TOKENS),
+    ("GET", "/sessions/0/v1/models", None),
+    ("GET", "/v1/models", None),
+]
+
+
+def test_generated_requests_change_no_rollout(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    """By strangers while agents run, and by the agents themselves, in their own sessions."""
+    alone = [all_ids(rollout) for rollout in rollouts_of(setting.collect("twice"))]
+    endpoint = setting.settings.endpoint
+    host, port = endpoint.server_address[:2]
+    with ThreadPoolExecutor(1) as pool:
+        strangers = pool.submit(bombard, (str(host), int(port)), 300, 5, STRANGERS)
+        rollouts = [rollouts_of(setting.collect(name)) for name in ("twice", "besieged")]
+        statuses = strangers.result()
+    assert [[all_ids(rollout) for rollout in own] for own in rollouts] == [alone, alone]
+    assert {rollout.episode and rollout.episode.error for own in rollouts for rollout in own} == {None}
+    assert set(statuses) <= {None, 400, 403, 404, 405, 411, 414, 431, 501, 505} and statuses[404] > 100
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+    deadline = time.monotonic() + 20
+    while endpoint._connections and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not endpoint._connections and endpoint.num_bytes == 0
 
 
 def test_what_an_agent_returns_is_scored(setting: Setting) -> None:
