@@ -167,12 +167,12 @@ STRANGERS = [
 
 def test_generated_requests_change_no_rollout(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
     """By strangers while agents run, and by the agents themselves, in their own sessions."""
-    alone = [all_ids(rollout) for rollout in rollouts_of(setting.collect("twice"))]
+    alone = [all_ids(rollout) for rollout in rollouts_of(setting.collect("twice", num_problems=1))]
     endpoint = setting.settings.endpoint
     host, port = endpoint.server_address[:2]
     with ThreadPoolExecutor(1) as pool:
         strangers = pool.submit(bombard, (str(host), int(port)), 300, 5, STRANGERS)
-        rollouts = [rollouts_of(setting.collect(name)) for name in ("twice", "besieged")]
+        rollouts = [rollouts_of(setting.collect(name, num_problems=1)) for name in ("twice", "besieged")]
         statuses = strangers.result()
     assert [[all_ids(rollout) for rollout in own] for own in rollouts] == [alone, alone]
     assert {rollout.episode and rollout.episode.error for own in rollouts for rollout in own} == {None}
