@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.conftest import TINY, Characters
@@ -125,6 +125,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nanochat": ("nanochat", {}),
     "gpt2": ("GPT-2", {}),
 }
+# Text models inside one that sees images: their classes, and settings of the towers beside `TOWER`.
+WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", LINEAR, {}),
+    "gemma3": ("Gemma3ForConditionalGeneration", {}, {}),
+    "qwen3_vl": (
+        "Qwen3VLForConditionalGeneration",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+        {"deepstack_visual_indexes": [0]},
+    ),
+    "mistral3": ("Mistral3ForConditionalGeneration", {"model_type": "mistral"}, {"model_type": "pixtral"}),
+}
+TOWER = {
+    "depth": 3,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "head_dim": 8,
+    "out_hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "num_position_embeddings": 4,
+}
 PAGE = """\
 # Models
 
@@ -203,13 +227,22 @@ def tiny_policy(model_type: str) -> Policy:
 
 def write_tiny(model_type: str, folder: Path) -> set[str]:
     """A tiny model with random weights and buffers, and pebble's tokenizer; returns the buffers' names."""
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(resolve("pebble"))
-    settings = {**TINY, **MODELS[model_type][1], "vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    own = WRAPPERS[model_type][1] if model_type in WRAPPERS else MODELS[model_type][1]
+    settings = {**TINY, **own, "vocab_size": len(tokenizer), "max_position_embeddings": 256}
     settings |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     if "vocab_size_per_layer_input" in settings:
         settings["vocab_size_per_layer_input"] = len(tokenizer)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**settings)).float()
+    if model_type in WRAPPERS:
+        settings["tie_word_embeddings"] = True
+        parts = {"text_config": settings, "vision_config": {**TOWER, **WRAPPERS[model_type][2]}}
+        config = CONFIG_MAPPING[model_type](**parts, tie_word_embeddings=True)
+        model = AutoModelForImageTextToText.from_config(config).float()
+        (folder / "preprocessor_config.json").write_text('{"image_processor_type": "any"}')
+    else:
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**settings)).float()
     kept = model.state_dict()
     for name, buffer in model.named_buffers():
         if name in kept:

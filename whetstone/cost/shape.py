@@ -136,14 +136,14 @@ def _meta_device() -> Any:
 def shape_of(name: str, config: Any) -> ModelShape:
     """The shape by transformers' configuration."""
     from torch import nn
-    from transformers import AutoModelForCausalLM
 
     from whetstone.model.gated_lora import is_silu_mlp
+    from whetstone.model.loading import model_class
     from whetstone.model.size import count_experts, num_active, num_parameters, unsampled_part, widest_layer
 
     try:
         with _meta_device():
-            model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model: Any = model_class(config).from_config(config, trust_remote_code=False)
         model.tie_weights()
     except Exception as error:
         raise UserError(

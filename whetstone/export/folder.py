@@ -15,6 +15,7 @@ from whetstone.export.gguf import check_architecture, write_gguf
 from whetstone.export.merge import load_merged
 from whetstone.export.verification import Difference, compare_gguf
 from whetstone.model.card import ADAPTER_CONFIG
+from whetstone.model.loading import copy_processor
 from whetstone.model.manifest import Damage, read_manifest
 from whetstone.model.rounding import stochastic_round
 from whetstone.report.card import write_card
@@ -119,6 +120,7 @@ def _save(folder: Path, model: Any, tokenizer: Any, max_shard_size: str) -> None
         reason = (str(error).strip().splitlines() or ["ValueError"])[0][:200].rstrip(".:")
         raise UserError(f"The model can't be saved ({reason}): repair its generation_config.json.") from None
     tokenizer.save_pretrained(folder)
+    copy_processor(model, folder)
 
 
 def _output_folder(source: Source, output: Path | None) -> Path:

@@ -10,6 +10,7 @@ import json
 import logging
 import pickle
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ REMEDY = (
 TOKENIZER_S, TOKENIZER_MEMORY = 20.0, 4 << 30
 # Every printable character, other scripts, and a long word that a pattern can't match to its end.
 TOKENIZER_TEXT = "".join(map(chr, range(32, 127))) + " The answer is 42.\n\té 你好 😀 " + 60 * "a" + "!"
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 logger = logging.getLogger("whetstone")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
 
@@ -38,18 +40,25 @@ def load_pretrained(base: str, dtype: "torch.dtype | str") -> tuple[Any, Any]:
 
     The dtype `auto` is the one that the weights are stored in.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
+    names: set[str] = set()
     if Path(base).is_dir():
-        check_weights(Path(base))
+        names = check_weights(Path(base))
         try_tokenizer(Path(base))
     if (problem := fla.installed_problem()) is not None:
         fla.block_fla()
     options: Any = {"dtype": dtype, "weights_only": True, "output_loading_info": True}
     with quiet_transformers(), guarded(base):
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, **options)
+        config = AutoConfig.from_pretrained(base, trust_remote_code=False)
+        loaded: Any = model_class(config).from_pretrained(base, trust_remote_code=False, **options)
     model, info = loaded
+    if has_vision(config):  # the tower sees nothing here: it is kept as it is
+        parts = [part for part in (model.get_decoder(), model.get_output_embeddings()) if part is not None]
+        trained = {id(parameter) for part in parts for parameter in part.parameters()}
+        for parameter in model.parameters():
+            parameter.requires_grad_(id(parameter) in trained)
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if problem is not None and "linear_attention" in kinds:
         logger.warning(f"{problem}: torch's rule computes its layers, slowly. To use it, {fla.REMEDY}.")
@@ -62,7 +71,39 @@ def load_pretrained(base: str, dtype: "torch.dtype | str") -> tuple[Any, Any]:
             "again, or give the config.json that belongs to these weights."
         )
     _check_tokenizer(base, tokenizer, model)
+    unused = sorted({*info["unexpected_keys"], *(name for name in names if name.startswith("mtp."))})
+    if unused:  # transformers leaves layers that predict several tokens out without a word
+        logger.warning(
+            f"{base} has {len(unused)} tensors that {type(model).__name__} has no place for, {unused[0]} "
+            "first: a model that is trained from it is written without them."
+        )
     return tokenizer, model
+
+
+def has_vision(config: Any) -> bool:
+    """Whether it is a text model inside one that sees images, as transformers has it."""
+    from transformers import AutoModelForImageTextToText
+
+    is_known = type(config) in AutoModelForImageTextToText._model_mapping
+    return is_known and getattr(config, "vision_config", None) is not None
+
+
+def model_class(config: Any) -> Any:
+    """transformers' auto class: a text model inside another one is loaded, and so written, with all of it."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if has_vision(config) else AutoModelForCausalLM
+
+
+def copy_processor(model: Any, folder: Path) -> None:
+    """The settings of what turns images into inputs, from where the model was loaded."""
+    from transformers.utils import cached_file
+
+    missing: Any = {"_raise_exceptions_for_missing_entries": False, "local_files_only": True}
+    for name in PROCESSOR_FILES if has_vision(model.config) else ():
+        path = cached_file(model.name_or_path, name, _raise_exceptions_for_connection_errors=False, **missing)
+        if path is not None:
+            shutil.copy(path, folder / name)
 
 
 @contextlib.contextmanager
@@ -124,8 +165,10 @@ def verify_folder(folder: Path) -> None:
         ) from None
 
 
-def check_weights(folder: Path) -> None:
-    """Look at config.json and the weight files without building anything, so that no nonsense is built."""
+def check_weights(folder: Path) -> set[str]:
+    """Look at config.json and the weight files without building anything, so that no nonsense is built.
+    Returns the names of the tensors.
+    """
     about = read_object(folder / "config.json")
     if (folder / "generation_config.json").exists():  # transformers would go on without: other stop tokens
         read_object(folder / "generation_config.json")
@@ -152,6 +195,7 @@ def check_weights(folder: Path) -> None:
                 f"{folder / 'config.json'} says {vocabulary} tokens x {hidden} values, but {name} is "
                 f"{' x '.join(map(str, shape))}: give the config.json that belongs to these weights."
             )
+    return set(shapes)
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -59,15 +59,18 @@ def add_lora(model: Any, config: ModelConfig, adapter: str | None) -> Any:
 
 
 def _target_modules(names: str | list[str] | None, model: Any) -> str | list[str]:
-    """Those named. all-linear leaves experts out that are one tensor, and routers: peft would add their
-    adapters to all of their weights in every pass, which is slow, and in bf16 rounds small updates away.
+    """Those named. all-linear leaves vision towers out, experts that are one tensor, and routers: peft would
+    add their adapters to all of their weights in every pass, which is slow, and in bf16 rounds small updates
+    away.
     """
     names = names or "all-linear"
     if names != "all-linear" or all(parameter.dim() < 3 for parameter in model.parameters()):
         return names
-    head = model.get_output_embeddings()
+    head, text = model.get_output_embeddings(), set(model.get_decoder().modules())
     return [
-        name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer is not head and layer in text
     ]
 
 

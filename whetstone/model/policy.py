@@ -100,8 +100,9 @@ class Policy:
     @property
     def layers(self) -> Any:
         """The decoder layers, under whichever name."""
-        lists = [module for module in self.trunk.modules() if isinstance(module, nn.ModuleList)]
-        return getattr(self.trunk, "layers", None) or max(lists, key=len)
+        text = getattr(self.trunk, "language_model", self.trunk)  # beside a vision tower
+        lists = [module for module in text.modules() if isinstance(module, nn.ModuleList)]
+        return getattr(text, "layers", None) or max(lists, key=len)
 
     def set_attention(self, name: str) -> None:
         self.lm.set_attn_implementation(name)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from whetstone.config.sections import ModelConfig, ParallelConfig
 from whetstone.errors import UserError
 from whetstone.model.card import finish_adapter
+from whetstone.model.loading import copy_processor, has_vision, model_class
 from whetstone.model.lora import drop_adapters
 from whetstone.model.policy import Policy, choose_device, compute_dtype, enable_checkpointing, load_policy
 from whetstone.model.sharding import Sharding
@@ -38,6 +39,11 @@ def load_sharded(
 
 
 def _packed(policy: Policy) -> Policy:
+    if has_vision(policy.lm.config):
+        raise UserError(
+            f"{type(policy.lm).__name__} has a vision tower, so it needs a single process: start it without "
+            "a launcher, or choose a text model."
+        )
     if not policy.is_packed:
         raise UserError(
             f"{type(policy.lm).__name__} is trained on padded rows, which needs a single process: start it "
@@ -170,11 +176,9 @@ def _metadata(source: Policy | None) -> dict[str, Any]:
 
 def _build_meta(metadata: dict[str, Any], config: ModelConfig, compute: torch.dtype) -> Any:
     """The model on the meta device. Trainable weights are float32, frozen ones in the compute dtype."""
-    from transformers import AutoModelForCausalLM
-
     adapter = metadata["adapter"]
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
+        model: Any = model_class(metadata["config"]).from_config(
             copy.deepcopy(metadata["config"]), dtype=torch.float32 if adapter is None else compute
         )
     model.generation_config = copy.deepcopy(metadata["generation"])
@@ -211,6 +215,7 @@ def model_writer(policy: Policy) -> Callable[[Path], None]:
         # Weights that are shared (embedding and output) go under one name, as transformers expects.
         policy.model.save_pretrained(folder, state_dict=state)
         policy.tokenizer.save_pretrained(folder)
+        copy_processor(policy.lm, folder)
         finish_adapter(folder)
         # transformers would write the dtype of the shards, float32.
         if policy.sharding is not None and not policy.is_lora:
