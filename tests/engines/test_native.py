@@ -8,6 +8,7 @@ from transformers import LogitsProcessorList
 
 from tests.conftest import ARCHITECTURES, make_policy
 from tests.support.engines import PROMPTS, collect, come_and_leave, compare_with_trainer, trainer_logprobs
+from tests.support.turns import new_weights_between_calls
 from tests.support.update import with_lora
 from whetstone import seeds
 from whetstone.config.sections import ModelConfig
@@ -293,3 +294,7 @@ def test_a_token_without_probability_is_never_drawn():
 
 def test_requests_with_parameters_of_their_own_that_come_and_leave(policy):
     come_and_leave(policy)
+
+
+def test_new_weights_between_calls_leave_nothing_stale():
+    new_weights_between_calls(make_policy("qwen2", max_position_embeddings=512))

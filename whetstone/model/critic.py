@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from whetstone.model.policy import Policy
 from whetstone.model.sharded import shard_alone, trunk_copy
+from whetstone.model.size import layers_of
 from whetstone.parallel.fsdp import Root
 
 
@@ -27,8 +28,15 @@ class Critic:
         return [*self.head.parameters(), *trunk]
 
     def values(self, batch: Any, policy_hidden: Tensor) -> Tensor:
-        """[N] values; `policy_hidden` are the policy's hidden states [N, H] that predict each token."""
+        """[N] values; `policy_hidden` are the policy's hidden states [N, H] that predict each token.
+
+        The layers of a trunk are checkpointed where the policy's are.
+        """
         hidden = policy_hidden
         if self.trunk is not None:
+            for layer, other in zip(layers_of(self.trunk), self.policy.layers, strict=True):
+                for key in ("training", "gradient_checkpointing", "_gradient_checkpointing_func"):
+                    if key in vars(other):
+                        setattr(layer, key, vars(other)[key])
             hidden = self.root(lambda: self.policy.completion_hidden_of(self.trunk, batch))
         return self.head(hidden.float()).squeeze(-1)

@@ -35,7 +35,7 @@ from whetstone.model.nf4 import quantize_model
 from whetstone.model.padded import padded_hidden, rows_hidden
 from whetstone.model.rotary import longrope_length
 from whetstone.model.sharding import Sharding
-from whetstone.model.size import CACHED_KINDS, GENERATE, widest_layer
+from whetstone.model.size import CACHED_KINDS, GENERATE, layers_of, widest_layer
 from whetstone.model.tiled_attention import plan_attention
 from whetstone.model.verification import (
     perturbed_embeddings,
@@ -100,9 +100,7 @@ class Policy:
     @property
     def layers(self) -> Any:
         """The decoder layers, under whichever name."""
-        text = getattr(self.trunk, "language_model", self.trunk)  # beside a vision tower
-        lists = [module for module in text.modules() if isinstance(module, nn.ModuleList)]
-        return getattr(text, "layers", None) or max(lists, key=len)
+        return layers_of(self.trunk)
 
     def set_attention(self, name: str) -> None:
         self.lm.set_attn_implementation(name)

@@ -73,6 +73,13 @@ def widest_layer(config: Any) -> Any:
     return max(config.per_layer_config, key=lambda layer: layer.num_key_value_heads * layer.head_dim)
 
 
+def layers_of(trunk: Any) -> Any:
+    """The decoder layers, under whichever name."""
+    text = getattr(trunk, "language_model", trunk)  # beside a vision tower
+    lists = [module for module in text.modules() if isinstance(module, nn.ModuleList)]
+    return getattr(text, "layers", None) or max(lists, key=len)
+
+
 def unsampled_part(config: Any) -> str | None:
     """What the native engine has no cache for, by the configuration of the text model; None: nothing."""
     kinds = sorted(set(getattr(config, "layer_types", None) or ()) - CACHED_KINDS)
