@@ -173,9 +173,9 @@ Gated delta layers (Qwen 3.5, Qwen3-Next) use flash-linear-attention where it is
 3.4.0 to 3.7.0 on a Hopper GPU: torch's rule computes them there, which is slower; the run and `whet doctor`
 say so. `whet plan` names a model that transformers' `generate` samples.
 
-A text model inside one that sees images (Qwen 3.5, Qwen3-VL, Gemma 3, Mistral Small 3) is trained on text. The
-rest is neither used nor trained and written as it was, with the settings of its processor. It needs a single
-process. Layers that predict several tokens (`mtp.*`) are not kept: the run says so at its start.
+A text model inside one that sees images (Qwen 3.5, Qwen3-VL, Gemma 3, Mistral Small 3) is trained on text.
+The rest is neither used nor trained. It is written as it was, with the settings of its processor. It needs a
+single process. Layers that predict several tokens (`mtp.*`) are not kept: the run says so at its start.
 
 Any other causal language model of transformers is tried in the same way at the start of a run. It is refused
 only if the logits of its padded rows differ from its own. Mixtures of experts have no auxiliary loss, and
