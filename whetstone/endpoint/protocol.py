@@ -52,7 +52,7 @@ class BaseRequest(BaseModel):
 
     model: str
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=1e-6, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None  # vLLM's; 0 and -1: all tokens
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None  # vLLM's
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
@@ -126,7 +126,7 @@ class GenerateParams(BaseModel):
 
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=1e-6, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: int | None = None
