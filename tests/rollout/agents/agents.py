@@ -250,17 +250,14 @@ def guesses_a_session(base_url: str, problem: dict[str, Any]) -> None:
 
 
 def asks_at_once(base_url: str, problem: dict[str, Any]) -> None:
-    """The same twice: a repetition waits, and gets the first one's answer. Asked on purpose it is a turn."""
+    """A repetition waits, and gets the first one's answer. The same question asked on purpose is a turn."""
 
     async def both() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as own:
             messages = list(problem["messages"])
-            create = own.chat.completions.create
-            task = asyncio.create_task(create(model="policy", messages=messages))
-            await asyncio.sleep(0.1)
-            marked = {"x-stainless-retry-count": "1"}
-            second = await create(model="policy", messages=messages, extra_headers=marked)
-            first = await task
+            create, marked = own.chat.completions.create, {"x-stainless-retry-count": "1"}
+            calls = [create(model="policy", messages=messages, extra_headers=marked) for _ in range(2)]
+            first, second = await asyncio.gather(*calls)
             assert first.choices[0].message.content == second.choices[0].message.content
             await create(model="policy", messages=messages)
 
