@@ -124,7 +124,6 @@ ACTIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"entropy_coef": 0.1, "entropy_target": 9.0},
         {"entropy_coef_delta": 1.0, "entropy_coef_min": 0.5, "entropy_coef_max": 0.01, "entropy_target": 0.1},
     ),
-    ({"top_k": 5, "num_generations": 4}, {"off_policy_mask_threshold": 1e-3}),
     (TWICE, {"off_policy_mask_threshold": 1e-4, "num_iterations": 1, "max_grad_norm": 0.01}),
     ({**TWICE, "off_policy_mask_threshold": 1e-9}, {"off_policy_mask": "absolute"}),
     (
@@ -250,6 +249,16 @@ def pay(completions, **columns):
 
 
 @pytest.mark.slow
+def test_sampling_off_the_policy_is_not_taken_for_on_policy():
+    # top_k renormalizes the sampler's logprobs; one batch ahead brings an importance correction by default
+    once = {"max_steps": 1, "off_policy_mask_threshold": 0.1}
+    assert "off_policy_mask_threshold" in named(build(once))
+    assert "off_policy_mask_threshold" not in named(build({**once, "top_k": 5}))
+    assert "async_rollouts" not in named(build({"max_steps": 1, "async_rollouts": 1}))
+    settings = {"max_steps": 1, "async_rollouts": 1, "importance_correction": "none"}
+    assert "async_rollouts" in named(build(settings))
+
+
 @pytest.mark.parametrize(("base", "idle"), RUNS, ids=["generated", "rows"])
 def test_a_whole_run_is_the_same_without_its_idle_keys(tmp_path, base, idle):
     (tmp_path / "own.py").write_text(PAY)

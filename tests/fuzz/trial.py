@@ -299,11 +299,14 @@ def _deviation(values: list[float]) -> float:
 
 def repeated(trial: Trial) -> Iterator[str]:
     """The same configuration again, bit for bit. Requests of agents come when they come: their batches, and
-    with them the last bits, differ.
+    with them the last bits, differ; what they sample does not.
     """
+    trial.note("repeated")
+    other = trial.train("repeated")
     if not trial.settings.get("agent"):
-        trial.note("repeated")
-        yield from differences(trial.whole, trial.train("repeated"))
+        yield from differences(trial.whole, other)
+    elif _texts(trial.whole) != _texts(other):
+        yield "the first completions of the agent differ"
 
 
 def resumed(trial: Trial) -> Iterator[str]:
@@ -328,8 +331,8 @@ def resumed(trial: Trial) -> Iterator[str]:
 def micro_batches(trial: Trial) -> Iterator[str]:
     """Other micro-batches, the same first gradient; later steps follow from it."""
     size = 48 if trial.settings.get("micro_batch_tokens") != 48 else 8192
-    if trial.settings.get("lora_dropout") and trial.settings.get("use_peft"):
-        return  # another pass, another mask
+    if trial.settings.get("agent") or (trial.settings.get("lora_dropout") and trial.settings.get("use_peft")):
+        return  # other last bits; another pass, another mask
     trial.note("micro-batches")
     other = trial.train("micro", micro_batch_tokens=size)
     first, second = _train_rows(trial.whole)[0], _train_rows(other)[0]
@@ -344,7 +347,7 @@ def ineffective(trial: Trial) -> Iterator[str]:
     config = load(None, arguments(trial.settings)).config
     plan = make_plan(config, num_problems=config.tasks.dataset_size)
     named = set(without_effect(config, plan)) & set(trial.settings)
-    if not named:
+    if not named or trial.settings.get("agent"):
         return
     trial.note("keys without effect")
     kept = {key: value for key, value in trial.settings.items() if key not in named}
@@ -362,6 +365,11 @@ def ineffective(trial: Trial) -> Iterator[str]:
 
 def _train_rows(run: Path) -> list[dict[str, Any]]:
     return [row for row in read_rows(run / "metrics.jsonl") if row["kind"] == "train"]
+
+
+def _texts(run: Path) -> list[str]:
+    first = min(run.glob("completions/step_*.jsonl"), key=lambda path: int(path.stem.split("_")[1]))
+    return [json.loads(line)["completion"] for line in first.read_text(encoding="utf-8").splitlines()]
 
 
 CHECKS: dict[str, Check] = {
