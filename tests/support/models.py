@@ -241,8 +241,9 @@ def write_tiny(model_type: str, folder: Path) -> set[str]:
     torch.manual_seed(0)
     if model_type in WRAPPERS:
         settings["tie_word_embeddings"] = True
-        parts = {"text_config": settings, "vision_config": {**TOWER, **WRAPPERS[model_type][2]}}
-        config = CONFIG_MAPPING[model_type](**parts, tie_word_embeddings=True)
+        tower = {**TOWER, **WRAPPERS[model_type][2]}
+        parts: Any = {"text_config": settings, "vision_config": tower, "tie_word_embeddings": True}
+        config = CONFIG_MAPPING[model_type](**parts)
         model = AutoModelForImageTextToText.from_config(config).float()
         (folder / "preprocessor_config.json").write_text('{"image_processor_type": "any"}')
     else:

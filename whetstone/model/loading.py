@@ -97,7 +97,7 @@ def model_class(config: Any) -> Any:
 
 def copy_processor(model: Any, folder: Path) -> None:
     """The settings of what turns images into inputs, from where the model was loaded."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     missing: Any = {"_raise_exceptions_for_missing_entries": False, "local_files_only": True}
     for name in PROCESSOR_FILES if has_vision(model.config) else ():

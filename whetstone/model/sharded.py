@@ -134,10 +134,10 @@ def trunk_copy(policy: Policy) -> tuple[Any, Callable[[nn.Module], nn.Module]]:
     def shard(module: nn.Module) -> nn.Module:
         layout.shard(module, trunk)
         fsdp.materialize(module, policy.device, offload=layout.offload)
-        sources = [(n, p) for n, p in policy.trunk.named_parameters() if "lora_" not in n]
-        _copy_tensors(trunk.parameters(), (parameter for _, parameter in sources))
+        sources = {n: p for n, p in policy.trunk.named_parameters() if "lora_" not in n}
+        _copy_tensors(trunk.parameters(), sources.values())
         _copy_tensors(trunk.buffers(), policy.trunk.buffers())
-        for (name, _), target in zip(sources, trunk.parameters(), strict=True):
+        for name, target in zip(sources, trunk.parameters(), strict=True):
             if name.endswith(".base_layer.weight"):
                 _add_adapter(target, policy.trunk.get_submodule(name.removesuffix(".base_layer.weight")))
         return module
