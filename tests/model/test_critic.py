@@ -1,9 +1,12 @@
 """The value model."""
 
+import pytest
 import torch
 
 from tests.conftest import make_policy
 from tests.support.update import make_samples, updater_for
+from whetstone.config import load
+from whetstone.errors import UserError
 from whetstone.update.packing import pack
 
 
@@ -37,3 +40,10 @@ def test_a_critic_of_its_own_is_checkpointed_as_the_policy_is():
     assert whole < 0.2 * plain and whole < half < 0.7 * plain
     for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_critic_of_its_own_is_not_for_weights_of_4_bits():
+    words = ["use_peft=true", "load_in_4bit=true", "advantage=gae"]
+    assert load(None, [*words, "critic=head"]).config.model.load_in_4bit
+    with pytest.raises(UserError, match="critic: model trains whole matrices: set critic: head"):
+        load(None, [*words, "critic=model"])
