@@ -7,14 +7,15 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.cluster.layouts import Job, Placement, Row, make_job, scale_rows, with_servers
+from benchmarks.cluster.simulation import Engines, Stages, simulate
+from benchmarks.cluster.stages import vllm_engines
 from benchmarks.rollout_work import Work as RolloutWork
 from whetstone.config import build
 from whetstone.cost.estimate import MAX_FITTING_SHARE
 from whetstone.cost.memory import MemoryPlan, Setup, memory_plan
 from whetstone.cost.prompts import Prompts
-from whetstone.cost.scale import Job, Placement, Row, make_job, scale_rows, vllm_engines, with_servers
 from whetstone.cost.shape import ModelShape, model_shape
-from whetstone.cost.simulation import Engines, Stages, simulate
 from whetstone.cost.step import (
     H200,
     LAYER_S,

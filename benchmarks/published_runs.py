@@ -8,11 +8,12 @@ Only figures that their pages give. What a page lacks is assumed here and said i
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.cluster.layouts import SERVER_RESERVED
+from benchmarks.cluster.simulation import Result, Stages, draw_batches, simulate
+from benchmarks.cluster.stages import gather_seconds, vllm_engines
 from whetstone.cost.chips import find_chip
-from whetstone.cost.scale import SERVER_RESERVED, vllm_engines
 from whetstone.cost.shape import model_shape
-from whetstone.cost.simulation import Result, Stages, draw_batches, simulate
-from whetstone.cost.step import Layout, Work, gather_seconds, update_seconds
+from whetstone.cost.step import Layout, Work, update_seconds
 from whetstone.cost.timing import chip_machine
 
 # Spread of the logarithm of lengths, and whether vLLM's host works while the GPU computes (async scheduling).

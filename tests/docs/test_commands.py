@@ -58,7 +58,6 @@ QUICK = {
     "whet plan CONFIG": "whet plan quickstart",
     "whet plan six_tasks --gpu H200 --tokens 200 --price 2.5": "",
     "whet plan multi_tasks_1h --gpu H100 --tokens 200": "",
-    "whet plan --scale": "whet plan quickstart --gpu H100 --scale",
     "whet plan CONFIG --gpu H100 --scale": "whet plan quickstart --gpu H100 --scale",
     "whet plan six_tasks model_name_or_path=Qwen/Qwen2.5-14B-Instruct prompts_per_step=64 "
     "max_completion_length=8192 --gpu H200 --tokens 3000 --scale": "",
@@ -274,7 +273,6 @@ NOT_RUN = {
     "server_tensor_parallel_size=4 weight_transfer_dir=/shared/weights": RAY,
     "whet launch --ray --ranks 32 --max-restarts 3 train config/grpo.yaml ddp_size=4": RAY,
     "whet launch --ray --ranks 6 --servers 2 train ...": RAY,
-    "whet launch --ray --ranks 3 --servers 5 train CONFIG ...": RAY,
     "whet launch --ray --ranks 8 train CONFIG": RAY,
     "whet launch --ray --ranks 6 --servers 2 train config/grpo.yaml rollout_engine=vllm": RAY,
     "whet train q/7b model_name_or_path=M": "an interpreter of q, which needs a license",

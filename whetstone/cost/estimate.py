@@ -1,10 +1,12 @@
 """The plan of a run on one kind of device: memory, time, and changes that make it fit."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from whetstone.config import Config, Plan, build, flatten, make_plan
+from whetstone.config.engine_traits import engine_traits
 from whetstone.cost.memory import MemoryPlan, Setup, memory_plan, setup_of, trained_parameters
 from whetstone.cost.prompts import Prompts
 from whetstone.cost.shape import ModelShape
@@ -67,17 +69,73 @@ def smallest_change(
     config: Config, shape: ModelShape, prompts: Prompts, *, capacity: float, gpus: int = 1
 ) -> Changes | None:
     """The first of `changes` that fits; {}: it fits as it is; None: nothing helps."""
+    tried = (
+        (change, _fitting(config, change, shape, prompts, capacity=capacity, gpus=gpus))
+        for change in changes(config)
+    )
+    return next((change for change, plan in tried if plan is not None), None)
+
+
+def fastest_layout(
+    config: Config,
+    shape: ModelShape,
+    prompts: Prompts,
+    *,
+    capacity: float,
+    machine: Machine,
+    gpus: int,
+    tokens: float | None = None,
+) -> tuple[Changes, Changes, Estimate] | None:
+    """The first of `changes` that fits in some layout, the fastest of these layouts, and the plan with both.
+
+    The batch is that of one GPU. None: nothing helps.
+    """
+    plan, present = make_plan(config, num_problems=prompts.num_problems), flatten(config)
+    batch = {"prompts_per_step": plan.prompts_per_batch // plan.minibatches} if gpus > 1 else {}
     for change in changes(config):
-        try:
-            changed = build({**flatten(config), **change}) if change else config
-            # Several ranks hold whole matrices nowhere.
-            if gpus > 1 and changed.model.load_in_4bit:
-                continue
-            if estimate(changed, shape, prompts, capacity=capacity, gpus=gpus).memory.fits:
-                return change
-        except UserError:  # it does not go with the other settings, or not with so many ranks
-            continue
+        options: list[tuple[float, Changes, Estimate]] = []
+        for sizes in _layouts(config, shape, gpus, change):
+            layout = {key: value for key, value in {**sizes, **batch}.items() if value != present[key]}
+            changed = _fitting(
+                config, {**layout, **change}, shape, prompts,
+                capacity=capacity, machine=machine, gpus=gpus, tokens=tokens,
+            )  # fmt: skip
+            if changed is not None and changed.time is not None:
+                options.append((changed.time.batch_s, layout, changed))
+        if options:
+            _, layout, plan = min(options, key=lambda option: option[0])
+            return change, layout, plan
     return None
+
+
+def _layouts(config: Config, shape: ModelShape, gpus: int, change: Changes) -> Iterator[Changes]:
+    """tp_size and ddp_size: what the run does must go with split layers."""
+    rollout, environments, model = config.rollout, config.environments, config.model
+    has_dropout = model.lora_dropout > 0 and change.get("use_peft", model.use_peft)
+    is_whole = engine_traits(rollout.rollout_engine).has_servers or has_dropout
+    is_whole = is_whole or rollout.rollout_quantization != "none"
+    is_whole = bool(is_whole or environments.agent or environments.rollout_func)
+    sides = math.gcd(gpus, shape.heads, shape.kv_heads, shape.inner)
+    for tp in _divisors(1 if is_whole else sides):
+        yield from ({"tp_size": tp, "ddp_size": replicas} for replicas in _divisors(gpus // tp))
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _fitting(
+    config: Config, change: Changes, shape: ModelShape, prompts: Prompts, *, gpus: int, **device: Any
+) -> Estimate | None:
+    """The plan with `change`; None: it does not fit."""
+    try:
+        changed = build({**flatten(config), **change}) if change else config
+        if gpus > 1 and changed.model.load_in_4bit:  # several ranks hold whole matrices nowhere
+            return None
+        plan = estimate(changed, shape, prompts, gpus=gpus, **device)
+    except UserError:  # it does not go with the other settings, or not with so many ranks
+        return None
+    return plan if plan.memory.fits else None
 
 
 def changes(config: Config) -> Iterator[Changes]:

@@ -16,17 +16,12 @@ DECODE_SHARE = 0.86  # of the peak, or of the memory's speed, for the matrix pro
 # A decode step's time per layer beside products and cache: with fused kernels, and where layers are split a
 # model's own modules in a CUDA graph (from an early probe: 41,546 tokens/s at 1.5 B, 256 sequences).
 LAYER_S, SPLIT_LAYER_S = 24e-6, 150e-6
-# Of vLLM's host in a decode step with logprobs, during which the GPU computes: for the step and for each
-# sequence (vLLM 0.24, benchmarks/results/rollout.json: 1.5 B with 8 sequences and with 256 of full length).
-VLLM_STEP_S, VLLM_SEQUENCE_S = 3.0e-3, 33e-6
 OVERLAP = 0.8  # share of FSDP's traffic that hides behind computation, where there is enough of it
 HOP_S = 5e-6  # of a collective for each rank in its ring; not measured here
 IMBALANCE = 1.05  # the fullest rank has so much more than the mean
-PICKLED = 24  # bytes per token of a rollout on its way to all ranks
 # Adam's states per weight, beside the weight itself: two float32 moments, or two of 8 bits with scales.
 STATES = {"adamw_torch": 8.0, "adamw_8bit": 2 + 8 / 256}
 BUCKETS = 2 * 64 * 2**20  # on the device, where the states are on the host
-HOST_LINK = 2e9  # bytes/s between hosts for such objects (gloo over TCP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +38,10 @@ class Machine:
     per_host: int = 8
     token_s: float = UPDATE_TOKEN_S
     update_s: float = UPDATE_S
+
+    def link(self, spread: int) -> float:
+        """Bytes/s each way among so many GPUs."""
+        return self.near_link if spread <= self.per_host else self.far_link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,6 @@ class Layout:
     gpus: int
     tp: int = 1
     replicas: int = 1
-    split_layer_s: float = SPLIT_LAYER_S
 
     @property
     def shards(self) -> int:
@@ -80,7 +78,7 @@ class Layout:
 
     @property
     def layer_s(self) -> float:
-        return LAYER_S if self.tp == 1 else self.split_layer_s
+        return LAYER_S if self.tp == 1 else SPLIT_LAYER_S
 
     @property
     def data(self) -> int:
@@ -128,7 +126,7 @@ def update_seconds(machine: Machine, shape: ModelShape, work: Work, layout: Layo
     own = shape.parameters / layout.tp
     # Gathered in bf16 on the way forward and back, gradients scattered in float32, each micro-batch.
     traffic = 8 * own * (1 - 1 / layout.shards) * batches
-    sharding = traffic / _link(machine, layout.shards * layout.tp)
+    sharding = traffic / machine.link(layout.shards * layout.tp)
     sharding += 3 * shape.layers * batches * (layout.shards - 1) * HOP_S
     replicas = 8 * own / layout.shards * batches / machine.far_link if layout.replicas > 1 else 0.0
     tensor = 0.0
@@ -138,30 +136,6 @@ def update_seconds(machine: Machine, shape: ModelShape, work: Work, layout: Layo
     hidden = min(sharding + replicas, OVERLAP * compute)
     optimizer = 28 * own / layout.shards / machine.memory_speed
     return compute + tensor + sharding + replicas - hidden + optimizer
-
-
-def gather_seconds(machine: Machine, num_bytes: float, layout: Layout) -> float:
-    """Whole weights of `num_bytes` from their shards, on every rank."""
-    link = _link(machine, layout.shards * layout.tp)
-    return num_bytes / layout.tp * (1 - 1 / layout.shards) / link
-
-
-def transfer_seconds(machine: Machine, num_bytes: float, layout: Layout, servers: int, tp: int) -> float:
-    """The first rank gathers the weights and sends them to each server, which has `tp` GPUs."""
-    link = _link(machine, layout.gpus + servers * tp)
-    return gather_seconds(machine, num_bytes, layout) + servers * num_bytes / link
-
-
-def exchange_seconds(machine: Machine, work: Work, layout: Layout) -> float:
-    """Rollouts to all ranks; within a host by memory."""
-    if layout.gpus <= machine.per_host:
-        return 0.0
-    # Every rank of a host gets everything over the same wire.
-    return work.prompts * work.group * work.new_tokens * PICKLED * machine.per_host / HOST_LINK
-
-
-def _link(machine: Machine, spread: int) -> float:
-    return machine.near_link if spread <= machine.per_host else machine.far_link
 
 
 H200 = Machine(

@@ -19,7 +19,7 @@ DESCRIPTION = """
 Show what a run needs before it starts: parameters, batches, memory by part while sampling and in the update,
 seconds a step, hours, and on which GPUs it fits; where it does not, the smallest change that makes it fit.
 No weights are loaded. The device is this machine's GPU or CPU, or the one that --gpu names.
-With --scale: the fastest layout on 1 to 4,096 GPUs, synchronous and one step off.
+With --scale: a table of 1, 2, 4 and 8 GPUs, each with the fastest layout that fits.
 """
 EXAMPLES = """
 whet plan gsm8k
@@ -41,7 +41,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="mean length of completions (default: the longest)",
     )
     parser.add_argument("--measure", action="store_true", help="measure the rates of this machine first")
-    parser.add_argument("--scale", action="store_true", help="a table over numbers of GPUs up to 4,096")
+    parser.add_argument("--scale", action="store_true", help="a table of 1, 2, 4 and 8 GPUs")
     parser.add_argument("--price", type=number(float), metavar="X", help="what a GPU costs an hour")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--gpus is for GPUs, and there is none here: name one with --gpu H100.")
     if args.scale and (device.machine is None or not device.on_gpu):
         raise UserError("--scale is for a GPU whose rates are known: name one with --gpu H100.")
+    if args.scale and gpus > 8:
+        raise UserError("--scale is for 1 to 8 GPUs: leave --gpus out, or --scale.")
     shape, prompts = model_shape(config.model.model_name_or_path), look_at_prompts(config)
     if args.scale:
         return _run_scale(args, config, shape, prompts, device)
@@ -88,22 +90,20 @@ def _run_scale(
     args: argparse.Namespace, config: "Config", shape: "ModelShape", prompts: "Prompts", device: "Device"
 ) -> int:
     from whetstone.commands.plan.display import print_run
-    from whetstone.commands.plan.scale import print_scale, scale_document
-    from whetstone.cost.scale import GPU_COUNTS, make_job, scale_rows
+    from whetstone.commands.plan.scale import print_scale, scale_rows
+    from whetstone.cost.estimate import GPU_COUNTS, estimate
 
-    assert device.machine is not None
-    job = make_job(
-        config, shape, prompts, machine=device.machine, capacity=device.capacity, tokens=args.tokens
-    )
-    rows = scale_rows(job, (*GPU_COUNTS, args.gpus))
-    fits = any(row.best is not None for row in rows)
+    alone = estimate(config, shape, prompts, capacity=device.capacity)
+    counts = sorted({*GPU_COUNTS, args.gpus})
+    rows = scale_rows(config, shape, prompts, device, counts, args.tokens)
+    fits = any(row["fits"] for row in rows)
     if args.json:
         device_data = {"name": device.name, "memory_bytes": device.capacity}
-        data = {"model": asdict(shape), "device": device_data, "batch": asdict(job.plan), "fits": fits}
-        print(json.dumps({**data, "scale": scale_document(job, rows)}, indent=1))
+        data = {"model": asdict(shape), "device": device_data, "batch": asdict(alone.plan), "fits": fits}
+        print(json.dumps({**data, "scale": rows}, indent=1))
     else:
-        print_run(config, shape, job.setup, job.plan, prompts)
-        print_scale(job, rows, device.name)
+        print_run(config, shape, alone.setup, alone.plan, prompts)
+        print_scale(rows, device, args.tokens, alone.setup.completion_tokens)
     return int(not fits)
 
 

@@ -1,159 +1,79 @@
-"""`whet plan --scale`: a run on clusters, on the terminal and as plain data."""
+"""`whet plan --scale`: the fastest layout on each of some numbers of GPUs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 import rich
-from rich.table import Table
 from rich.text import Text
 
 from whetstone.commands.config import yaml_value
-from whetstone.config import flatten
-from whetstone.cost.scale import (
-    MIN_GAIN,
-    Job,
-    Placement,
-    Row,
-    most_useful_count,
-    paying_counts,
-    with_fast_servers,
-)
-from whetstone.cost.simulation import simulate
-from whetstone.terminal.text import counted, escape_controls
+from whetstone.commands.plan.device import Device
+from whetstone.commands.plan.display import LORA_NOTE
+from whetstone.config import Config
+from whetstone.cost.estimate import fastest_layout
+from whetstone.cost.prompts import Prompts
+from whetstone.cost.shape import ModelShape
+from whetstone.terminal.text import escape_controls
 
-COLUMNS = ("GPUs", "colocated", "GB", "s", "tokens/s", "one step off", "s", "tokens/s")
+Row = dict[str, Any]
+COLUMNS = "{:>4}  {:<7}  {:>5}  {:>9}  {:>10}  {}"
 
 
-def settings_of(job: Job, placement: Placement) -> dict[str, Any]:
-    """What to add to the command line."""
-    settings: dict[str, Any] = {"tp_size": placement.layout.tp, "ddp_size": placement.layout.replicas}
-    if placement.servers:
-        settings |= {"rollout_engine": "vllm", "vllm_mode": "server", "async_rollouts": 1}
-        settings["server_tensor_parallel_size"] = placement.server_tp
-    else:
-        settings |= {"rollout_engine": "native", "async_rollouts": 0}
-    if placement.gpus > 1:  # by default a batch grows with the ranks
-        settings["prompts_per_step"] = job.plan.prompts_per_batch // job.plan.minibatches
-    present = flatten(job.config)
-    return {key: value for key, value in settings.items() if value != present.get(key)}
-
-
-def scale_document(job: Job, rows: Sequence[Row]) -> dict[str, Any]:
-    """The table as plain data."""
-    names = {True: "one_step_off", False: "synchronous"}
-    return {
-        "tokens": job.tokens,
-        "rows": [
-            {
-                "gpus": row.gpus,
-                "synchronous": _placement_document(job, row.colocated),
-                "one_step_off": _placement_document(job, row.one_step_off),
-                "better": None if row.best is None else names[row.is_one_step_off],
+def scale_rows(
+    config: Config,
+    shape: ModelShape,
+    prompts: Prompts,
+    device: Device,
+    counts: Sequence[int],
+    tokens: float | None,
+) -> list[Row]:
+    """The rows as plain data; `fits`: with no other change than the layout."""
+    assert device.machine is not None
+    rows: list[Row] = []
+    for gpus in counts:
+        fastest = fastest_layout(
+            config, shape, prompts,
+            capacity=device.capacity, machine=device.machine, gpus=gpus, tokens=tokens,
+        )  # fmt: skip
+        row: Row = {"gpus": gpus, "fits": fastest is not None and not fastest[0], "settings": None}
+        if fastest is not None:
+            change, layout, plan = fastest
+            seconds = plan.time
+            assert seconds is not None
+            longest = plan.setup.completion_tokens
+            sampled = plan.plan.completions_per_batch * min(tokens or longest, longest)
+            row |= {
+                "settings": {**layout, **change},
+                "peak_bytes": plan.memory.peak,
+                "rollout_s": seconds.rollout_s,
+                "update_s": seconds.update_s,
+                "batch_s": seconds.batch_s,
+                "tokens_per_s": sampled / seconds.batch_s,
             }
-            for row in rows
-        ],
-        "one_step_off_pays": paying_counts(rows),
-        "one_step_off_pays_with_fast_servers": paying_counts(with_fast_servers(job, rows)),
-        "most_useful_gpus": most_useful_count(rows),
-    }
+        rows.append(row)
+    return rows
 
 
-def _placement_document(job: Job, placement: Placement | None) -> dict[str, Any] | None:
-    if placement is None:
-        return None
-    layout, stages = placement.layout, placement.stages
-    document = {
-        "ranks": layout.gpus,
-        "replicas": layout.replicas,
-        "shards": layout.shards,
-        "tp_size": layout.tp,
-        "servers": placement.servers,
-        "server_tensor_parallel_size": placement.server_tp,
-        "peak_bytes": placement.memory.peak,
-        "update_s": stages.update_s,
-        "transfer_s": stages.transfer_s,
-        "exchange_s": stages.exchange_s,
-        **asdict(placement.result),
-        "tokens_per_s_and_gpu": placement.result.tokens_per_s / placement.gpus,
-        "settings": settings_of(job, placement),
-    }
-    if placement.servers:
-        in_turn = simulate(replace(stages, is_ahead=False), job.batches)
-        document["synchronous_step_s"] = in_turn.step_s  # the same servers, in turn with the update
-    return document
-
-
-def print_scale(job: Job, rows: Sequence[Row], name: str) -> None:
-    machine = job.machine
-    longest = "" if job.tokens < job.setup.completion_tokens else ", the longest (--tokens N)"
-    _say(f"\nCompletions of {job.tokens:,.0f} tokens on average{longest}, on {name}s")
-    links = f"{machine.near_link / 1e9:.0f} GB/s in a host of {machine.per_host}"
-    _say(f"with {links}, {machine.far_link / 1e9:.0f} GB/s between hosts (assumed)")
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if number in (1, 5) else "right", no_wrap=True)
+def print_scale(rows: Sequence[Row], device: Device, tokens: float | None, longest: int) -> None:
+    length = f"{tokens:,g} tokens on average" if tokens else f"{longest:,} tokens, the longest (--tokens N)"
+    _say(f"\nThe same batch on {device.name}, if completions have {length}")
+    _say(COLUMNS.format("GPUs", "fits", "GB", "s a batch", "tokens/s", "settings to add"))
     for row in rows:
-        table.add_row(f"{row.gpus:,}", *_cells(row, row.colocated, 4), *_cells(row, row.one_step_off, 3))
-    rich.print(table)
-    _say("replicas x shards x tp_size + servers x their GPUs; s of a batch; GB and tokens/s of")
-    _say("each GPU; * is better")
-    _say("\nSettings of the better")
-    for row in rows:
-        if row.best is not None:
-            _say(f"  {row.gpus:>5,}  {_settings_line(job, row.best)}")
-    _say(f"\n{one_step_off_sentence(rows)}")
-    fast = with_fast_servers(job, rows)
-    if paying_counts(fast) != paying_counts(rows):
-        _say("If servers decode split layers as fast as whole ones, which was not measured:")
-        _say(one_step_off_sentence(fast))
-    _say(more_gpus_sentence(job, rows))
-
-
-def _cells(row: Row, placement: Placement | None, number: int) -> list[str]:
-    if placement is None:
-        return ["no" if row.gpus > 1 or number == 4 else ""] + [""] * (number - 1)
-    layout, result = placement.layout, placement.result
-    star = "*" if placement is row.best else " "
-    seconds = f"{result.step_s:,.1f}{star}"
-    each = f"{result.tokens_per_s / placement.gpus:,.0f}"
-    if placement.servers:
-        shape = f"{layout.replicas}x{layout.shards}x1 + {placement.servers}x{placement.server_tp}"
-        return [shape, seconds, each]
-    shape = f"{layout.replicas}x{layout.shards}x{layout.tp}"
-    return [shape, f"{placement.memory.peak / 1e9:.0f}", seconds, each]
-
-
-def _settings_line(job: Job, placement: Placement) -> str:
-    settings = settings_of(job, placement)
-    line = " ".join(f"{key}={yaml_value(value)}" for key, value in settings.items()) or "as it is"
-    if placement.servers:
-        ranks, servers = counted(placement.layout.gpus, "rank"), counted(placement.servers, "server")
-        line += f"   ({ranks}, {servers})"
-    return line
-
-
-def one_step_off_sentence(rows: Sequence[Row]) -> str:
-    faster, gain = paying_counts(rows), f"{100 * MIN_GAIN:.0f} %"
-    fitting = [row.gpus for row in rows if row.best is not None]
-    if not fitting:
-        return "It fits on none of these: `whet plan` without --scale has the changes that make it fit."
-    if not faster:
-        fits = any(row.one_step_off is not None for row in rows)
-        reason = ": it saves less than " + gain if fits else ": each rank would hold a copy of all weights"
-        return f"One step off (async_rollouts=1) never pays here{reason}."
-    if faster == fitting[fitting.index(faster[0]) :]:
-        return f"One step off (async_rollouts=1) saves at least {gain} from {counted(faster[0], 'GPU')} on."
-    numbers = ", ".join(f"{number:,}" for number in faster)
-    return f"One step off (async_rollouts=1) saves at least {gain} on {numbers} GPUs only."
-
-
-def more_gpus_sentence(job: Job, rows: Sequence[Row]) -> str:
-    useful, prompts = most_useful_count(rows), job.plan.prompts_per_batch
-    if useful is None or useful == rows[-1].gpus:
-        return "Each of these numbers of GPUs makes a batch faster than the one before."
-    groups = f"it has {counted(prompts, 'group')}, which stay whole, and waits for its longest completion"
-    return f"More than {counted(useful, 'GPU')} save less than {100 * MIN_GAIN:.0f} % of a batch: {groups}."
+        settings = row["settings"]
+        if settings is None:
+            _say(COLUMNS.format(row["gpus"], "no", "", "", "", "").rstrip())
+            continue
+        gb, seconds = f"{row['peak_bytes'] / 1e9:.0f}", f"{row['batch_s']:,.1f}"
+        added = " ".join(f"{key}={yaml_value(value)}" for key, value in settings.items()) or "none"
+        fits = "yes" if row["fits"] else "changed"
+        _say(COLUMNS.format(row["gpus"], fits, gb, seconds, f"{row['tokens_per_s']:,.0f}", added))
+    _say("GB of each GPU; tokens/s of the completions of a batch, on all GPUs")
+    changes = [row["settings"] for row in rows if row["settings"] and not row["fits"]]
+    if changes:
+        note = f" (use_peft: {LORA_NOTE})" if any("use_peft" in change for change in changes) else ""
+        _say(f"changed: it fits in no layout without these settings{note}")
+    if not any(row["fits"] for row in rows):
+        _say("8 GPUs do not suffice: `python -m benchmarks.cluster` in the repository searches up to 4,096.")
 
 
 def _say(text: str) -> None:

@@ -5,12 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cost.test_plan import MEASURED
-from whetstone.config import build, load
-from whetstone.cost.chips import find_chip
-from whetstone.cost.prompts import Prompts
-from whetstone.cost.scale import (
-    SERVER_SLOTS,
+from benchmarks.cluster.__main__ import main
+from benchmarks.cluster.layouts import (
     TP_SIZES,
     Job,
     Row,
@@ -22,9 +18,14 @@ from whetstone.cost.scale import (
     scale_rows,
     with_servers,
 )
+from benchmarks.cluster.stages import exchange_seconds, gather_seconds, transfer_seconds
+from tests.cost.test_plan import MEASURED
+from whetstone.config import build, load
+from whetstone.cost.chips import find_chip
+from whetstone.cost.prompts import Prompts
 from whetstone.cost.shape import model_shape
+from whetstone.cost.step import H200, Layout, Work
 from whetstone.cost.timing import chip_machine, rollout_seconds
-from whetstone.engines.servers.settings import MAX_SLOTS
 from whetstone.errors import UserError
 
 PROMPTS = Prompts(tokens=130, num_problems=7473, source="")
@@ -69,10 +70,6 @@ def test_full_lengths_take_what_the_closed_formula_says() -> None:
         assert placement is not None and placement.layout.tp == tp
         formula = rollout_seconds(job.shape, job.setup, job.machine, 256, 1024)
         assert placement.result.rollout_s == pytest.approx(formula, rel=0.1)
-
-
-def test_constants_are_those_of_the_servers() -> None:
-    assert SERVER_SLOTS == MAX_SLOTS
 
 
 def test_layouts_divide_the_model_and_fill_hosts() -> None:
@@ -135,15 +132,25 @@ def test_where_one_step_off_pays_and_more_gpus_do_not() -> None:
     assert most_useful_count(rows[:3]) == 64 and most_useful_count([row(1, None, None)]) is None
 
 
-@pytest.mark.parametrize("words", [["load_in_4bit=true", "use_peft=true"], ["loss_type=sft"]], ids=str)
-def test_runs_that_have_no_table(words: list[str]) -> None:
-    chip = find_chip("H100")
-    assert chip is not None
+def test_weights_and_rollouts_take_their_bytes_over_the_links() -> None:
+    work = Work(prompts=8, group=1, prompt_tokens=1000, new_tokens=1000)
+    alone, eight, sixteen = (Layout(gpus=gpus) for gpus in (1, 8, 16))
+    assert gather_seconds(H200, 1e9, alone) == exchange_seconds(H200, work, eight) == 0
+    assert gather_seconds(H200, 1e9, eight) == pytest.approx(7 / 8 * 1e9 / 350e9)
+    # 8 x 1,000 tokens of 24 bytes to each of 8 ranks of a host
+    assert exchange_seconds(H200, work, sixteen) == pytest.approx(8 * 1000 * 24 * 8 / 2e9)
+    assert transfer_seconds(H200, 7e9, alone, servers=7, tp=1) == pytest.approx(7 * 7e9 / 350e9)
+    assert transfer_seconds(H200, 7e9, alone, servers=2, tp=4) == pytest.approx(2 * 7e9 / 42e9)  # two hosts
+    both = 15 / 16 * 7e9 / 42e9 + 7e9 / 42e9
+    assert transfer_seconds(H200, 7e9, sixteen, servers=1, tp=8) == pytest.approx(both)
+
+
+def test_the_script_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["six_tasks", "--gpu", "H200", "--tokens", "200", "--gpus", "1", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [first] = [line for line in lines if line.split()[:2] == ["1", "1x1x1"]]
+    assert float(first.split()[3].rstrip("*")) == pytest.approx(2.3, rel=0.2)  # as it was measured
+    large = ["model_name_or_path=meta-llama/Llama-3.1-70B", "max_completion_length=65536"]
+    assert main(["six_tasks", *large, "--gpu", "L4", "--gpus", "1", "8"]) == 1
     with pytest.raises(UserError):
-        make_job(
-            load("six_tasks", words).config,
-            model_shape("Qwen/Qwen2.5-1.5B"),
-            PROMPTS,
-            machine=chip_machine(chip),
-            capacity=80e9,
-        )
+        main(["six_tasks", "loss_type=sft", "--gpu", "L4"])

@@ -1,7 +1,7 @@
 """Discrete event model of training steps: engines that sample, stragglers, the trainer, weights on their way.
 
 Engines decode in segments: between two completions nothing changes but the length of the cache. Lengths are
-drawn by a seed, so that a simulation repeats itself. cost/scale.py has what the stages take on a cluster.
+drawn by a seed, so that a simulation repeats itself. stages.py has what the stages take on a cluster.
 """
 
 import functools

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from whetstone.cost.simulation import (
+from benchmarks.cluster.simulation import (
     Engines,
     Stages,
     draw_batches,

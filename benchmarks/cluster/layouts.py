@@ -1,13 +1,30 @@
 """A run on clusters: for each number of GPUs the fastest layout that fits, synchronous and one step off.
 
-Layouts are compared by the engine with the longest completion; the best one is simulated
-(cost/simulation.py). The batch stays the same whatever the number of GPUs.
+Layouts are compared by the engine with the longest completion; the best ones are simulated
+(simulation.py). The batch stays the same whatever the number of GPUs.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from benchmarks.cluster.simulation import (
+    Engines,
+    Groups,
+    Result,
+    Stages,
+    draw_batches,
+    fullest_engine_seconds,
+    longest_first,
+    simulate,
+)
+from benchmarks.cluster.stages import (
+    ServerLayout,
+    exchange_seconds,
+    gather_seconds,
+    transfer_seconds,
+    vllm_engines,
+)
 from whetstone.config import Config, Plan, make_plan
 from whetstone.cost.memory import (
     SLOTS,
@@ -19,38 +36,23 @@ from whetstone.cost.memory import (
 )
 from whetstone.cost.prompts import Prompts
 from whetstone.cost.shape import ModelShape
-from whetstone.cost.simulation import (
-    Engines,
-    Groups,
-    Result,
-    Stages,
-    draw_batches,
-    fullest_engine_seconds,
-    longest_first,
-    simulate,
-)
 from whetstone.cost.step import (
     LAYER_S,
     SPLIT_LAYER_S,
-    VLLM_SEQUENCE_S,
-    VLLM_STEP_S,
     Layout,
     Machine,
     Work,
     cache_seconds,
-    exchange_seconds,
-    gather_seconds,
     prefill_seconds,
-    transfer_seconds,
     uncached_step,
 )
 from whetstone.cost.timing import PROMPT_S, ROLLOUT_S, SEQUENCE_S, batch_update_seconds
+from whetstone.engines.servers.settings import MAX_SLOTS
 from whetstone.errors import UserError
 
 GPU_COUNTS = (1, 8, 16, 64, 256, 1024, 4096)
 TP_SIZES = (1, 2, 4, 8)
 SHARES = 16  # servers get so many parts of the GPUs: 1/16 to 15/16
-SERVER_SLOTS = 256  # of engines/servers/settings.py, which is above this package: a test compares them
 SERVER_MEMORY, SERVER_RESERVED = 0.9, 2e9  # share of a GPU's memory; of that, for activations and graphs
 NUM_SIMULATED = 3  # layouts for each number of GPUs
 MIN_GAIN = 0.1  # of a step's time that one step off, or more GPUs, must save
@@ -150,9 +152,9 @@ def make_job(
     tokens: float | None = None,
 ) -> Job:
     if config.loss.is_supervised and not config.rollout.rejection_sampling:
-        raise UserError("--scale compares sampling with updates, and a supervised run samples nothing.")
+        raise UserError("Layouts to sample and update are compared, and a supervised run samples nothing.")
     if config.model.load_in_4bit:
-        raise UserError("load_in_4bit is for one GPU: add load_in_4bit=false for --scale.")
+        raise UserError("load_in_4bit is for one GPU: add load_in_4bit=false.")
     plan = make_plan(config, num_problems=prompts.num_problems)
     setup = setup_of(config, plan, prompt_tokens=prompts.tokens, shared_tokens=prompts.shared)
     mean = min(tokens or setup.completion_tokens, setup.completion_tokens)
@@ -227,7 +229,7 @@ def with_servers(job: Job, gpus: int, *, is_ahead: bool = True) -> Placement | N
             engines=vllm_engines(
                 job.machine,
                 job.shape,
-                Layout(gpus=tp, tp=tp, split_layer_s=job.server_layer_s),
+                ServerLayout(gpus=tp, tp=tp, split_layer_s=job.server_layer_s),
                 number=servers,
                 slots=_server_slots(job, tp),
                 prompt_tokens=job.setup.prompt_tokens,
@@ -275,25 +277,8 @@ def layouts(job: Job, gpus: int, tp_sizes: Sequence[int]) -> Iterator[Layout]:
                 yield layout
 
 
-def vllm_engines(
-    machine: Machine, shape: ModelShape, layout: Layout, *, number: int, slots: int, prompt_tokens: int
-) -> Engines:
-    """Servers, each in this layout, which take single samples."""
-    return Engines(
-        number=number,
-        slots=slots,
-        step_s=lambda sequences: uncached_step(machine, shape, layout, sequences),
-        host_s=lambda sequences: VLLM_STEP_S + VLLM_SEQUENCE_S * sequences,
-        cache_token_s=cache_seconds(machine, shape, layout),
-        prompt_tokens=prompt_tokens,
-        start_s=ROLLOUT_S,
-        prompt_s=prefill_seconds(machine, shape, layout, prompt_tokens),
-        is_shared=True,
-    )
-
-
 def _server_slots(job: Job, tp: int) -> int:
-    most = job.config.rollout.max_num_seqs or SERVER_SLOTS
+    most = job.config.rollout.max_num_seqs or MAX_SLOTS
     return max(1, min(most, int(_server_room(job, tp) / _cache_of(job, tp, job.tokens))))
 
 
