@@ -69,6 +69,7 @@ def test_half_a_character_passes_no_door(policy, pool):
     calls = parse_calls(f'<tool_call>{{"name": {half}, "arguments": {{{half}: [{half}]}}}}</tool_call>')
     assert calls == [{"name": "?", "arguments": {"?": ["?"]}}]
     assert texts(begin(pool, "Says")) == ["say ?"]
+    assert open_problem(open_episode(edges.Says, {}), 5, {}) == ("say ?", [])
     pool.step(1, "on")
     answer = one_answer(pool)
     assert answer.observation == ({"role": "user", "content": "?"},)

@@ -22,6 +22,7 @@ from whetstone.environments.builtin_tools import ProgramRaised, ToolFailed
 from whetstone.environments.openenv import OpenEnvEnvironment
 from whetstone.environments.toolbox import methods_of
 from whetstone.environments.tools import tool_schema
+from whetstone.files import json_safe
 
 MAX_TEXT = 1 << 20  # characters of an observation
 MAX_STATE = 1 << 16  # characters of an environment's attributes, as JSON
@@ -143,7 +144,7 @@ def open_problem(
     torch_state = None if torch is None else torch.get_rng_state()
     seed_generators(seed)
     try:
-        answer = episode.reset(seed, row)
+        answer = json_safe(episode.reset(seed, row))  # as the pool does for those of episodes
     finally:
         if isinstance(episode.environment, OpenEnvEnvironment):
             episode.environment.close()  # the server may have few sessions
@@ -246,4 +247,7 @@ def _number(value: Any, source: str) -> float:
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
