@@ -62,6 +62,15 @@ def test_runs_are_found_below_a_folder_the_newest_first(folder: Path, server: Wa
     assert finished["results"] is not None
 
 
+def test_runs_inside_a_folder_that_is_a_run_are_found(tmp_path: Path) -> None:
+    """As where a run without run_name was started in the folder of all runs."""
+    for run_folder in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
+        run_folder.mkdir(exist_ok=True)
+        (run_folder / "run.json").write_text("{}")
+    assert list(find_runs(tmp_path)) == [tmp_path.name, "a"]
+    assert list(find_runs(tmp_path / "a")) == ["a", "b"]
+
+
 def test_the_files_of_a_run_arrive_as_they_were_written(folder: Path, server: WatchServer) -> None:
     lines = (folder / "run" / "completions" / "step_2.jsonl").read_text().splitlines()
     assert get(server, "/api/runs/run/completions/2")[1] == [json.loads(line) for line in lines]

@@ -23,14 +23,13 @@ MAX_LINE = 4_000_000  # bytes of a line of completions
 
 
 def find_runs(root: Path) -> dict[str, Path]:
-    """Name -> folder: the folder itself, or the runs beneath it, the newest first."""
+    """Name -> folder: the folder itself if it is a run, and the runs inside it, the newest first."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder: give the folder of a run, or one that holds runs.")
-    if _is_run(root):
-        return {root.resolve().name: root}
+    own = {root.resolve().name: root} if _is_run(root) else {}
     runs = [path for path in _walk(root) if _is_run(path)]
     runs.sort(key=_changed_at, reverse=True)
-    return {path.relative_to(root).as_posix(): path for path in runs}
+    return own | {path.relative_to(root).as_posix(): path for path in runs}
 
 
 def find_grids(root: Path) -> dict[str, Path]:
@@ -43,10 +42,12 @@ def find_grids(root: Path) -> dict[str, Path]:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """The folders beneath; those inside a run are left out."""
+    """The folders inside `root`, without those inside a run in it."""
     level = [root]
     for _ in range(MAX_DEPTH):
-        level = sorted(path for folder in level if not _is_run(folder) for path in _folders(folder))
+        level = sorted(
+            path for folder in level if folder == root or not _is_run(folder) for path in _folders(folder)
+        )
         yield from level
 
 
