@@ -174,7 +174,7 @@ def test_completions_of_texts_and_tokens(running: Running, client: openai.OpenAI
         ({"model": "gpt-9"}, 404, "model", "model_not_found"),
         ({"temperature": -1}, 400, "temperature", "invalid_value"),
         ({"temperature": float("nan")}, 400, "temperature", "invalid_value"),
-        ({"temperature": 1e-40}, 400, None, None),
+        ({"temperature": 1e-40}, 400, "temperature", "invalid_value"),
         ({"top_p": 0}, 400, "top_p", "invalid_value"),
         ({"top_p": 1e-7}, 400, "top_p", "invalid_value"),
         ({"min_p": 1e-300, "top_k": 10**7 + 1}, 400, "top_k", "invalid_value"),

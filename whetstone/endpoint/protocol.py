@@ -43,6 +43,7 @@ class ResponseFormat(BaseModel):
 Number = Annotated[float, Field(allow_inf_nan=False)]
 StopText = Annotated[str, Field(max_length=256)]
 Zero = Annotated[float, Field(ge=0, le=0)]
+Temperature = Annotated[Number, Field(ge=1e-6, le=2)] | Zero  # 0: greedy
 
 
 class BaseRequest(BaseModel):
@@ -51,7 +52,7 @@ class BaseRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     model: str
-    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[Number, Field(ge=1e-6, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None  # vLLM's; 0 and -1: all tokens
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None  # vLLM's
@@ -125,7 +126,7 @@ class GenerateParams(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[Number, Field(ge=1e-6, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
