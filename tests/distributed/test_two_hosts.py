@@ -131,7 +131,7 @@ def test_a_host_that_is_cut_off_ends_both_with_a_reason_and_both_go_on(tmp_path,
     finally:
         for host in again.values():
             host.process.kill()
-    assert re.search(r"Going on from \S+checkpoint-\d+ \(step (2|4|6)\)", again["whet-a"].output)
+    assert re.search(r"Resuming from \S+checkpoint-\d+ \(step (2|4|6)\)", again["whet-a"].output)
     # The same end as a run of one process that nothing happened to.
     alone = words(
         tmp_path / "alone", max_steps=12, save_steps=100, max_completion_length=16, eval_num_samples=0

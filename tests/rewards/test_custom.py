@@ -58,7 +58,7 @@ def test_wrong_return_values_are_refused(name: str, complaint: str):
 
 def test_values_that_are_no_rewards_carry_their_reason():
     values, _ = custom.call(custom.load(f"{FILE}:not_finite"), ARGUMENTS, 2)
-    assert values == ["returned nan, which is no finite number"] * 2
+    assert values == ["returned nan, not a finite number"] * 2
 
 
 def test_module_form_and_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -56,7 +56,7 @@ def test_failed_episodes_come_before_what_follows_from_them() -> None:
     [
         (bad.Good, None, ""),
         (bad.ReturnsFourValues, Status.PROBLEM, "step of ReturnsFourValues returned a tuple of 4 instead of"),
-        (bad.StepRaises, Status.WARNING, "failed at a first turn: KeyError: 'missing' (bad.py, line "),
+        (bad.StepRaises, Status.WARNING, "failed in its first turn: KeyError: 'missing' (bad.py, line "),
     ],
 )
 def test_an_environment_is_tried_before_the_model_is_loaded(kind, status, text, caplog) -> None:
@@ -67,7 +67,7 @@ def test_an_environment_is_tried_before_the_model_is_loaded(kind, status, text, 
     assert [finding.status for finding in findings] == ([] if status is None else [status])
     assert all(text in finding.text for finding in findings)
     if status is Status.PROBLEM:
-        with pytest.raises(UserError, match="before the model is loaded"):
+        with pytest.raises(UserError, match="trial of your own code failed: "):
             check_own_code(config, tasks, None, SINGLE, make_pool)
 
 
@@ -77,7 +77,7 @@ def test_an_environment_is_tried_before_the_model_is_loaded(kind, status, text, 
         ("fine", ""),
         ("lacks_a_column", "required positional argument: 'foo' (own.py, line 2)"),
         ("indexes_a_list", "indices must be integers or slices, not str (own.py, line 6)"),
-        ("nan", "nan returned nan, which is no finite number"),
+        ("nan", "nan returned nan, not a finite number"),
     ],
 )
 def test_a_reward_function_is_called_before_the_model_is_loaded(tmp_path, name, text) -> None:

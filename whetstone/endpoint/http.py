@@ -284,7 +284,7 @@ class Handler(BaseHTTPRequestHandler):
         is_link = self.command == "GET" and self.headers.get("Sec-Fetch-Mode") == "navigate"
         is_foreign = self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
         if origin not in (None, f"http://{host}", f"https://{host}") or (is_foreign and not is_link):
-            raise ApiError(403, "A page of another site may not ask.", code="forbidden")
+            raise ApiError(403, "Requests from pages of other sites are refused.", code="forbidden")
 
     def send_answer(self, answer: Answer) -> None:
         self._release_body()

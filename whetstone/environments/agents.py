@@ -45,7 +45,7 @@ class AgentRunner:
             answer = _wait_for(answer)
         if answer is not None and not isinstance(answer, str):
             kind = type(answer).__name__
-            raise WrongAgent(f"the agent returned a {kind}: return the answer as a text, or None")
+            raise WrongAgent(f"the agent returned {kind}: return the answer as a text, or None")
         return answer
 
     def step(self, text: str) -> None:

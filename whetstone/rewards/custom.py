@@ -133,7 +133,7 @@ def _checked(values: Any, count: int) -> list[float | str | None]:
     if not isinstance(values, list | tuple) and hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if not isinstance(values, list | tuple):
-        raise WrongReturn(f"returned a {type(values).__name__}, not a list with one value per completion")
+        raise WrongReturn(f"returned {type(values).__name__}, not a list with one value per completion")
     if len(values) != count:
         raise WrongReturn(f"returned {len(values)} values for {count} completions")
     return [None if value is None else _number(value) for value in values]
@@ -144,9 +144,9 @@ def _number(value: Any) -> float | str:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        return f"returned a {type(value).__name__} that is no number"
+        return f"returned {type(value).__name__}, not a number"
     if not math.isfinite(number):
-        return f"returned {number:g}, which is no finite number"
+        return f"returned {number:g}, not a finite number"
     if abs(number) > LARGEST:
         return f"returned {number:g}, where at most {LARGEST:g} is allowed"
     return number

@@ -58,7 +58,7 @@ def find_checkpoint(
         reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in damaged.items())
         raise UserError(
             f"{run} holds no whole checkpoint to go on from{f' ({reasons})' if reasons else ''}: name one "
-            "(resume_from_checkpoint), or begin anew with auto_resume=false overwrite_output_dir=true (the "
+            "(resume_from_checkpoint), or start over with auto_resume=false overwrite_output_dir=true (the "
             "old run is moved aside)."
         )
     return Search(checkpoint=None, damaged=damaged)

@@ -79,7 +79,7 @@ def _open(config: Config, search: Search, lock: RunLock, *, is_restart: bool) ->
     if resumed is not None:
         notes += search.notes
         notes += _clear_newer(folder, search)
-        notes.append(f"Going on from {resumed.folder} (step {resumed.step}).")
+        notes.append(f"Resuming from {resumed.folder} (step {resumed.step}).")
         notes += _compare(folder, config, resumed.step)
     notes += _clear_files(folder)
     atomic_write(folder / "config.yaml", dump(config))
@@ -92,8 +92,8 @@ def ensure_unused(config: Config) -> None:
     resumes = run.auto_resume or str(run.resume_from_checkpoint or "false").lower() != "false"
     if _is_used(folder) and not (run.overwrite_output_dir or resumes):
         raise UserError(
-            f"{folder} holds another run: choose another run_name, go on with it by auto_resume=true, "
-            "or begin anew with overwrite_output_dir=true (the old one is moved aside)."
+            f"{folder} holds another run: choose another run_name, resume it with auto_resume=true, "
+            "or start over with overwrite_output_dir=true (the old folder is renamed)."
         )
 
 

@@ -82,7 +82,7 @@ class Preflight:
             return UserError(f"The preflight found a failure: {text}")
         return UserError(
             f"The preflight found that nothing can be learned: {text} "
-            "To train all the same, set preflight=warn; preflight=off leaves it out."
+            "To train anyway, set preflight=warn; preflight=off skips the preflight."
         )
 
 

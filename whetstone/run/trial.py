@@ -30,9 +30,9 @@ def check_own_code(config: Config, tasks: Mixture, scorer: Any, ranks: Ranks, op
     findings = try_own_code(config, tasks, scorer, ranks, open_pool)
     problems = [f"{f.text}. {f.remedy}" for f in findings if f.status is Status.PROBLEM]
     if problems and config.run.preflight == "stop":
-        raise UserError(f"Your own code fails before the model is loaded: {' '.join(problems)}")
+        raise UserError(f"The trial of your own code failed: {' '.join(problems)}")
     for finding in findings:
-        logger.warning(f"Trial, {finding.name}: {finding.text}. {finding.remedy}")
+        logger.warning(f"In the trial of your own code {finding.text}. {finding.remedy}")
 
 
 def try_own_code(
@@ -58,8 +58,8 @@ def _try_environment(pool: EpisodePool, problem: Problem, name: str) -> list[Fin
     row = problem.answer
     for part, begin in (
         ("reset", lambda: pool.start(0, name, row.get("settings", {}), row["seed"], row.get("row", {}))),
-        ("a first turn", lambda: pool.step(0, TURN)),
-        ("its end", lambda: pool.finish(0)),
+        ("its first turn", lambda: pool.step(0, TURN)),
+        ("get_reward", lambda: pool.finish(0)),
     ):
         begin()
         answers, deadline = pool.poll(1.0), time.monotonic() + pool.timeout_s + 5
@@ -67,8 +67,8 @@ def _try_environment(pool: EpisodePool, problem: Problem, name: str) -> list[Fin
             answers = pool.poll(1.0)
         error = answers[0].error if answers else f"no answer in {pool.timeout_s:g} s"
         if error is not None:
-            is_certain = part != "a first turn" or error.startswith("EnvironmentFailed")
-            text = f"{name} failed at {part}: {error}"
+            is_certain = part != "its first turn" or error.startswith("EnvironmentFailed")
+            text = f"{name} failed in {part}: {error}"
             return [_finding("environment", text, is_certain)]
     return []
 

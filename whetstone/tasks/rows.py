@@ -79,9 +79,8 @@ class RowTask(Task):
         lost = [name for name in names if name in _PROMPT_PARTS & filled - used and not is_chosen]
         if missing := fields & {"tool_calls"} or set(lost):
             raise UserError(
-                f"{self._where} has {min(missing)}, which prompts made of rows leave out: write it into the "
-                "text of the messages"
-                + (", or set prompt_column to train without it." if missing == set(lost) else ".")
+                f"{self._where} has {min(missing)}, which prompts would lack: write it into their text"
+                + (", or set prompt_column to train without that column." if missing == set(lost) else ".")
             )
         unused = [f"column {name}" for name in names if name not in used]
         if any(map(is_plugin, self.config.tasks.reward_funcs)):

@@ -281,7 +281,7 @@ BAD = {
     "hangs": "no request and no answer in 4 s",
     "retries_forever": "no request and no answer in 4 s",
     "eats_memory": "out of memory",
-    "returns_a_number": "returned a int",
+    "returns_a_number": "returned int",
     "never_asks": "never asked the policy",
     "asks_for_two": "one answer at a time",
     "sends_nonsense": "HTTP Error 400",
