@@ -88,6 +88,12 @@ def test_a_file_system_without_locks_is_said_once(tmp_path, monkeypatch, caplog)
     assert len(caplog.records) == 1 and "has no locks" in caplog.text
 
 
+def test_a_file_that_is_not_found_again_is_no_endless_loop(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.os.path, "samestat", lambda mine, its: False)  # an object store mounted by FUSE
+    with RunLock(tmp_path), pytest.raises(UserError, match="in use"), RunLock(tmp_path):
+        pass
+
+
 def test_what_is_in_the_way_of_the_lock_is_named(tmp_path):
     (tmp_path / lock.NAME).mkdir()
     with pytest.raises(UserError, match=r"can't be written \(.*\.lock: Is a directory\)"), RunLock(tmp_path):
@@ -99,9 +105,16 @@ def test_a_folder_with_other_runs_is_not_moved(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("precious")
     (tmp_path / "dice").mkdir()
     (tmp_path / "dice" / "config.yaml").write_text("seed: 1\n")
+    (tmp_path / "dice" / "run.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds another run.*\(dice\).*set run_name"):
         opened(config)
     assert (tmp_path / "metrics.jsonl").read_text() == "precious"
+    files = tmp_path / "wandb" / "offline-run-1" / "files"
+    files.mkdir(parents=True)
+    (tmp_path / "dice").rename(files / "dice")
+    (files / "dice" / "run.json").unlink()  # a config.yaml, but no run
+    _, checkpoint, notes = opened(config)
+    assert checkpoint is None and "The earlier run was moved to" in notes[0]
 
 
 def test_nobody_else_gets_into_a_live_run(tmp_path, request):

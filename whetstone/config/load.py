@@ -41,8 +41,19 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
     translation.finish()
     if source is not None and not {"run_name", "output_dir"} & set(translation.flat):
         translation.flat["run_name"] = path.stem  # a folder for each file; with output_dir TRL's meaning
+        _check_resume(translation.flat, Path("outputs"))
     config = build(translation.flat)
     return LoadedConfig(config=config, origins=translation.origins, notes=tuple(translation.notes))
+
+
+def _check_resume(flat: dict[str, Any], parent: Path) -> None:
+    """A run from before files had folders of their own is in `parent`: `auto_resume` would not find it."""
+    is_old = not (parent / flat["run_name"]).exists() and any(parent.glob("checkpoint-*"))
+    if is_old and flat.get("auto_resume"):
+        raise UserError(
+            f"There is a run in {parent}, but that of this file would be in {parent / flat['run_name']}: set "
+            f"output_dir={parent} to resume the one that is there, or run_name={flat['run_name']} for a new one."
+        )
 
 
 def build(flat: dict[str, Any]) -> Config:

@@ -67,7 +67,9 @@ def _open(config: Config, search: Search, lock: RunLock, *, is_restart: bool) ->
     if resumed is None and _is_used(folder):
         if not is_restart:
             ensure_unused(config)
-        if others := sorted(path.parent for path in folder.rglob("config.yaml") if path.parent != folder):
+        inside = (path.parent for path in folder.rglob("config.yaml") if path.parent != folder)
+        # wandb, too, writes a config.yaml inside.
+        if others := sorted(path for path in inside if (path / "run.json").is_file() or _is_used(path)):
             raise UserError(
                 f"{folder} holds another run, and others in folders inside it ({others[0].name}), so it "
                 "is not moved aside: set run_name, which makes a folder for this run alone."

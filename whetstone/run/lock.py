@@ -13,6 +13,7 @@ from whetstone.errors import UserError
 logger = logging.getLogger("whetstone")
 
 NAME = ".lock"
+MAX_TRIES = 100
 WAIT_OR_RENAME = "wait until it ends, or choose another run_name"
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # some network file systems
 _held: set[int] = set()
@@ -50,8 +51,9 @@ class RunLock:
         _release(moved, old)
 
     def _acquire(self) -> int:
-        path = self._folder / NAME
+        path, tries = self._folder / NAME, 0
         while True:
+            tries += 1
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -73,7 +75,8 @@ class RunLock:
                     f"The file system of {self._folder} has no locks ({error.strerror}): nothing prevents a "
                     "second process from writing there, so make sure that none does."
                 )
-            if _is_file_at(handle, path):  # else its holder deleted or renamed it meanwhile
+            # Else its holder deleted or renamed it meanwhile. In some buckets it is never found again.
+            if _is_file_at(handle, path) or tries == MAX_TRIES:
                 break
             os.close(handle)
         os.ftruncate(handle, 0)
