@@ -402,7 +402,7 @@ def test_auto_resume_says_where_the_run_of_before_is(tmp_path, monkeypatch):
     (tmp_path / "my.yaml").write_text("auto_resume: true\n")
     assert load("my.yaml").config.run.run_name == "my"
     (tmp_path / "outputs" / "checkpoint-3").mkdir(parents=True)  # files had no folder of their own
-    with pytest.raises(UserError, match="output_dir=outputs to resume .* or run_name=my for a new one"):
+    with pytest.raises(UserError, match=r"output_dir=outputs to resume .* or run_name=my for a new one"):
         load("my.yaml")
     assert load("my.yaml", ["output_dir=outputs"]).config.run.run_name is None
     for setting in ("run_name=my", "auto_resume=false"):

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,10 +22,10 @@ from whetstone.files import json_safe
 from whetstone.model.chat import Chat
 from whetstone.model.policy import load_policy
 from whetstone.rollout.collector import Collector, EpisodeSettings
-from whetstone.rollout.episodes import _judgement, _Running
+from whetstone.rollout.episodes import EpisodeStream, _judgement, _Running
 from whetstone.tasks.registry import make_task
 from whetstone.tasks.scoring.pool import Scorer
-from whetstone.types import Problem
+from whetstone.types import Problem, count_occurrences
 
 FILE = Path(edges.__file__)
 CALL = '<tool_call>{"name": "add", "arguments": {"number": 7}}</tool_call>'
@@ -143,6 +144,23 @@ def test_global_generators_are_seeded_for_each_episode(pool):
         pool.step(1, "", [{"name": "draws", "arguments": {}}])
         drawn.append(texts(one_answer(pool))[0])
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_tools_draw_anew_for_a_problem_that_stands_twice(pool):
+    problem = Problem(id="a/0", task="a", messages=(), answer=None, environment=TOOLBOX)
+    codec, config = cast(Any, None), EnvironmentsConfig()
+    stream = EpisodeStream(
+        count_occurrences([problem, problem]), [(1,), (1,)], num_samples=1, seed_parts=(1,),
+        sampling=SamplingParams(max_tokens=8), pool=pool, codec=codec, config=config,
+        max_length=None, is_cancelled=lambda: False,
+    )  # fmt: skip
+    drawn = []
+    for number in (0, 1):
+        stream._start(number)
+        one_answer(pool)
+        pool.step(number, "", [{"name": "draws", "arguments": {}}])
+        drawn.append(texts(one_answer(pool))[0])
+    assert drawn[0] != drawn[1]
 
 
 def test_everything_is_awaited_and_close_is_called(pool, tmp_path):

@@ -90,6 +90,7 @@ def test_what_an_abandoned_attempt_left_is_not_published(tmp_path: Path) -> None
     save(run, 40)
     for name, step in (("best_model", 40), ("final_model", 40)):
         save_model(lambda folder: (folder / "weights").write_text("old") and None, run / name, step)
+    (run / "train_results.json").write_text('{"steps": 40}')
     (run / "eval_results").mkdir()
     interval = {"mean": 0.9, "low": 0.4, "high": 0.6, "num_problems": 90}
     document = {"summary": {"accuracy": interval, "greedy_accuracy": None, "is_judged": True}}
@@ -98,10 +99,11 @@ def test_what_an_abandoned_attempt_left_is_not_published(tmp_path: Path) -> None
     _, _, notes = opened(config_in(tmp_path, resume_from_checkpoint="checkpoint-20"))
     assert BestModel(run, make_policy(), enabled=True).step is None  # it was 40
     left = {path.relative_to(run).as_posix() for path in (*run.iterdir(), *run.glob("eval_results/*"))}
-    aside = {"checkpoint-40", "best_model", "final_model", "eval_results/eval_step_40.json"}
+    aside = {"checkpoint-40", "best_model", "final_model", "train_results.json"}
+    aside.add("eval_results/eval_step_40.json")
     assert {f"{name}.aside" for name in aside} <= left and not aside & left
     assert {"checkpoint-20", "eval_results/eval_step_20.json"} <= left
-    assert sum("newer than the checkpoint to resume from" in note for note in notes) == 4
+    assert sum("newer than the checkpoint to resume from" in note for note in notes) == 5
 
 
 def test_without_an_evaluation_nothing_is_best() -> None:

@@ -48,11 +48,11 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
 
 def _check_resume(flat: dict[str, Any], parent: Path) -> None:
     """A run from before files had folders of their own is in `parent`: `auto_resume` would not find it."""
-    is_old = not (parent / flat["run_name"]).exists() and any(parent.glob("checkpoint-*"))
-    if is_old and flat.get("auto_resume"):
+    name = flat["run_name"]
+    if flat.get("auto_resume") and not (parent / name).exists() and any(parent.glob("checkpoint-*")):
         raise UserError(
-            f"There is a run in {parent}, but that of this file would be in {parent / flat['run_name']}: set "
-            f"output_dir={parent} to resume the one that is there, or run_name={flat['run_name']} for a new one."
+            f"There is a run in {parent}, but that of this file would be in {parent / name}: set "
+            f"output_dir={parent} to resume the one that is there, or run_name={name} for a new one."
         )
 
 

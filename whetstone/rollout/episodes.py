@@ -153,7 +153,7 @@ class EpisodeStream(TimedStream):
         running.is_started = True
         answer = {} if problem.environment == TOOLBOX else problem.answer
         settings, row = answer.get("settings", {}), answer.get("row", {})
-        own = (*self.seed_parts, *problem.seed_parts, running.sample)  # of a toolbox, which has no seed of a problem
+        own = (*self.seed_parts, *problem.seed_parts, running.sample)  # of a toolbox, which has none
         self.pool.start(number, problem.environment, settings, answer.get("seed", seeds.seed(*own)), row)
 
     def accept(self, output: GenerationOutput) -> Iterator[Sampled]:

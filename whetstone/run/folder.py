@@ -116,6 +116,9 @@ def _clear_newer(folder: Path, search: Search) -> list[str]:
     for path in (folder / "best_model", folder / "final_model"):
         with contextlib.suppress(Damage):
             steps[path] = read_manifest(path).step
+    results = folder / "train_results.json"
+    if isinstance(end := (read_mapping(results) or {}).get("steps"), int):
+        steps[results] = end
     notes = []
     for newer in [path for path, step in steps.items() if step > search.checkpoint.step]:
         reason = search.damaged.get(newer)
