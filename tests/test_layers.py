@@ -61,6 +61,7 @@ ADAPTER_OF = {
     "wandb": "run/metrics",
     "tensorboard": "run/metrics",
     "trackio": "run/metrics",
+    "websockets": "environments/openenv",
     "torch.utils.tensorboard": "run/metrics",
 }
 # Rule 4.

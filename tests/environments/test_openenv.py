@@ -1,11 +1,9 @@
 """OpenEnv over its WebSocket: the real server of openenv-core, our client, real episodes."""
 
-import base64
 import contextlib
-import hashlib
 import importlib.util
+import json
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -16,10 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
+from websockets.sync.server import serve
 
 from tests.environments.playing import play, playing
-from whetstone.environments.openenv import OpenEnvEnvironment
-from whetstone.environments.websocket import WebSocket, WebSocketError
+from whetstone.environments.openenv import MAX_MESSAGE, OpenEnvEnvironment, ServerFailed
+from whetstone.environments.table import factory_of
 from whetstone.errors import UserError
 from whetstone.types import Finish
 
@@ -119,48 +121,92 @@ def test_no_server_is_one_sentence():
         OpenEnvEnvironment(f"ws://127.0.0.1:{free_port()}")
 
 
-def answer(listener: socket.socket, frames: bytes) -> None:
-    """A server of one connection: a right handshake, then `frames`."""
-    connection, _ = listener.accept()
-    with connection:
-        head = b""
-        while b"\r\n\r\n" not in head:
-            head += connection.recv(1000)
-        key = next(line for line in head.decode().split("\r\n") if line.startswith("Sec-WebSocket-Key"))
-        text = key.split(": ")[1] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-        accept = base64.b64encode(hashlib.sha1(text.encode()).digest()).decode()
-        reply = f"HTTP/1.1 101 Switching Protocols\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
-        connection.sendall(reply.encode() + frames)
-        connection.recv(1000)
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (json.dumps({"type": "observation", "data": {"observation": {"text": "x" * 70_000}}}), None),
+        (["{", "}"], "answered with no message of OpenEnv"),  # fragments of one message
+        ("hi", "answered with no JSON"),
+        (b"\xff", "answered with no JSON"),
+        ("[" * 100_000, "answered with no JSON"),
+        ("x" * (MAX_MESSAGE + 1), "closed the connection.*1009"),
+        (lambda connection: connection.close(1000, "full"), "closed the connection.*full"),
+        (lambda connection: connection.socket.sendall(b"\x80\x01b"), "closed the connection.*1002"),
+        (lambda connection: connection.socket.shutdown(socket.SHUT_RDWR), "closed the connection"),
+        (lambda connection: time.sleep(1.0), "did not answer in 0.3 s"),
+    ],
+)  # fmt: skip
+def test_what_a_server_may_do_is_one_sentence(reply, expected):
+    def handle(connection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            connection.recv()
+            reply(connection) if callable(reply) else connection.send(reply)
+            connection.recv()
 
-
-LONG = "x" * 70_000
+    with serve(handle, "127.0.0.1", 0, compression=None) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        environment = OpenEnvEnvironment(url, action_field="text", message_timeout_s=0.3)
+        if expected is None:
+            assert environment.reset(1) == "x" * 70_000
+        else:
+            with pytest.raises(ServerFailed, match=f"^{url} {expected}"):
+                environment.reset(1)
+        environment.close()
+        server.shutdown()
 
 
 @pytest.mark.parametrize(
-    ("frames", "expected"),
+    ("reply", "expected"),
     [
-        (b"\x81\x02hi", "hi"),
-        (b"\x89\x01p" + b"\x01\x01a" + b"\x89\x00" + b"\x80\x01b", "ab"),  # pings between fragments
-        (b"\x81\x7f" + struct.pack(">Q", len(LONG)) + LONG.encode(), LONG),
-        (b"\x88\x05\x03\xe8end", WebSocketError),
-        (b"\x81\x7f" + struct.pack(">Q", 1 << 40), WebSocketError),
-        (b"\x80\x01b", WebSocketError),  # continues nothing
-        (b"\x81\x82\x00\x00\x00\x00hi", WebSocketError),  # a server must not mask
-        (b"\x81\x05hi", WebSocketError),  # ends in the middle
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "404"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "HTTP"),
+        (None, "timed out"),
     ],
 )
-def test_frames_are_read_as_the_rfc_has_them(frames, expected):
+def test_a_server_of_something_else_is_one_sentence(reply, expected):
+    def handle(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            while connection.recv(1000):
+                if reply is not None:
+                    return connection.sendall(reply)
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer, args=(listener, frames), daemon=True)
-        thread.start()
-        client = WebSocket(f"ws://127.0.0.1:{listener.getsockname()[1]}/ws", 0.5)
-        try:
-            if expected is WebSocketError:
-                with pytest.raises(WebSocketError):
-                    client.receive()
-            else:
-                assert client.receive() == expected
-        finally:
-            client.close()
-        thread.join(5)
+        threading.Thread(target=handle, args=(listener,), daemon=True).start()
+        url = f"ws://127.0.0.1:{listener.getsockname()[1]}"
+        environment = OpenEnvEnvironment(url, action_field="text", message_timeout_s=0.3)
+        with pytest.raises(ServerFailed, match=f"^{url} can't be reached .*{expected}"):
+            environment.reset(1)
+    with pytest.raises(ServerFailed, match=r"reached .* refused"):
+        environment.reset(1)
+
+
+def test_a_server_that_does_not_read_ends_in_time():
+    def handle(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        protocol = ServerProtocol()
+        protocol.receive_data(connection.recv(1 << 16))
+        [request] = protocol.events_received()
+        assert isinstance(request, Request)
+        protocol.send_response(protocol.accept(request))
+        connection.sendall(b"".join(protocol.data_to_send()))
+        released.wait(10)
+        connection.close()
+
+    released = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=handle, args=(listener,), daemon=True).start()
+        url = f"ws://127.0.0.1:{listener.getsockname()[1]}"
+        environment = OpenEnvEnvironment(url, action_field="text", message_timeout_s=1.0)
+        started = time.monotonic()
+        with pytest.raises(ServerFailed, match="closed the connection"):
+            environment.reset(1, text="x" * (16 << 20))
+        assert time.monotonic() - started < 5.0
+        released.set()
+
+
+def test_the_client_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "websockets.sync.client", None)
+    with pytest.raises(UserError, match=r"pip install 'whetstone\[openenv\]'"):
+        factory_of("ws://127.0.0.1:1")

@@ -6,17 +6,22 @@ object in it. Both sides are hostile input here: what they say is parsed as JSON
 """
 
 import contextlib
+import functools
 import json
+import math
 import re
+import socket
+import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whetstone.environments.games.base import Step
-from whetstone.environments.websocket import MAX_MESSAGE, WebSocket, WebSocketError
 from whetstone.errors import UserError
 
 SEED_RANGE = 1 << 32
+MAX_MESSAGE = 4 << 20  # bytes
+CLOSE_TIMEOUT_S = 1.0
 RETRY_S = 0.2  # while the server has no free session
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -45,14 +50,14 @@ class OpenEnvEnvironment:
         self._action = (
             _read_schema(self._url, connect_timeout_s) if action_field is None else {action_field: {}}
         )
-        self._socket: WebSocket | None = None
+        self._session = contextlib.ExitStack()
 
     def reset(self, seed: int, **row: Any) -> str:
         data = {**self._reset, **row, "seed": seed % SEED_RANGE}
         deadline = time.monotonic() + self._connect_timeout_s
         while True:
             self.close()
-            self._socket = WebSocket(f"{self._url}/ws", self._message_timeout_s)
+            self._connect()
             try:
                 return self._text(self._ask("reset", data))
             except SessionsTaken:
@@ -71,16 +76,39 @@ class OpenEnvEnvironment:
 
     def close(self) -> None:
         """Give the server's session back."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._session.close()
+
+    def _connect(self) -> None:
+        from websockets.exceptions import WebSocketException
+        from websockets.sync.client import connect
+
+        try:
+            connection = connect(
+                f"{self._url}/ws",
+                compression=None,
+                proxy=None,
+                open_timeout=self._message_timeout_s,
+                close_timeout=CLOSE_TIMEOUT_S,
+                ping_interval=None,  # a step may keep the server from answering pings
+                max_size=MAX_MESSAGE,
+            )
+            self._socket = self._session.enter_context(connection)
+        except (OSError, WebSocketException) as error:
+            raise ServerFailed(f"{self._url} can't be reached ({error})") from error
+        limit = struct.pack("ll", math.ceil(self._message_timeout_s), 0)  # for a server that does not read
+        self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._socket is not None
-        with contextlib.suppress(OSError):  # a server that is full closes the connection, and says so first
+        from websockets.exceptions import ConnectionClosed
+
+        with contextlib.suppress(ConnectionClosed):  # a server that is full says so first
             self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
         try:
-            answer = json.loads(self._socket.receive())
+            answer = json.loads(self._socket.recv(timeout=self._message_timeout_s))
+        except TimeoutError:
+            raise ServerFailed(f"{self._url} did not answer in {self._message_timeout_s:g} s") from None
+        except ConnectionClosed as error:
+            raise ServerFailed(f"{self._url} closed the connection ({error})") from None
         except (ValueError, RecursionError):
             raise ServerFailed(f"{self._url} answered with no JSON") from None
         content = answer.get("data") if isinstance(answer, dict) else None
@@ -160,7 +188,7 @@ def _read_schema(url: str, timeout_s: float) -> dict[str, Any]:
             schema = json.loads(response.read(MAX_MESSAGE))["action"]
         fields = {name: field for name, field in schema["properties"].items() if name != "metadata"}
         required = {name: fields[name] for name in schema.get("required", []) if name in fields}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, WebSocketError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"The server {url} does not tell its actions ({error}): start it, or set action_field to the "
             "field that gets what the policy says."
@@ -172,3 +200,15 @@ def _read_schema(url: str, timeout_s: float) -> dict[str, Any]:
 
 def is_address(spec: str) -> bool:
     return spec.startswith(("ws://", "wss://"))
+
+
+def openenv_factory(url: str) -> Callable[..., OpenEnvEnvironment]:
+    """Imports the client, so that forks have it."""
+    try:
+        import websockets.sync.client  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"The environment {url} needs the package websockets, which can't be imported ({error}): run "
+            "`pip install 'whetstone[openenv]'`."
+        ) from error
+    return functools.partial(OpenEnvEnvironment, url)

@@ -1,13 +1,12 @@
 """Names of environments in a configuration -> classes."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from whetstone.config.plugins import is_plugin, load_object
 from whetstone.environments.agents import agent_factory
 from whetstone.environments.games import GAMES
-from whetstone.environments.openenv import OpenEnvEnvironment, is_address
+from whetstone.environments.openenv import is_address, openenv_factory
 from whetstone.environments.packages import is_package_name, package_factory
 from whetstone.environments.repair import Repair
 from whetstone.environments.toolbox import TOOLBOX, Toolbox
@@ -31,7 +30,7 @@ def factory_of(spec: str) -> Callable[..., Any]:
     if (agent := agent_factory(spec)) is not None:
         return agent
     if is_address(spec):
-        return functools.partial(OpenEnvEnvironment, spec)
+        return openenv_factory(spec)
     if is_package_name(spec):
         return package_factory(spec)
     return load_object(spec, "datasets") if is_plugin(spec) else _OWN[spec]
