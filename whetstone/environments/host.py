@@ -10,7 +10,6 @@ import gc
 import os
 import resource
 import shutil
-import signal
 import socket
 import tempfile
 import time
@@ -24,7 +23,7 @@ from typing import Any, NoReturn
 from whetstone.config.plugins import describe_error
 from whetstone.environments.adapter import close, open_episode, seed_generators, snapshot
 from whetstone.environments.messages import BadMessage, pack, unpack
-from whetstone.environments.orphans import Orphans, adopt_orphans
+from whetstone.environments.orphans import Orphans, adopt_orphans, kill_group
 from whetstone.environments.table import factory_of
 from whetstone.environments.toolbox import load_tool, make_tools
 from whetstone.errors import UserError
@@ -131,7 +130,7 @@ class Host:
         child = os.fork()
         if child == 0:
             self._leave()
-            _serve_episode(handle, self.loaded, request, self.folder)
+            _serve_episode(self.loaded, self.folder, lambda: (request, handle))
         return child
 
     def _fork_spare(self) -> None:
@@ -140,7 +139,7 @@ class Host:
         if child == 0:
             ours.close()
             self._leave()
-            _serve_spare(theirs, self.loaded, self.folder)
+            _serve_episode(self.loaded, self.folder, lambda: _await_episode(theirs))
         theirs.close()
         self.spares[child] = ours
 
@@ -164,38 +163,28 @@ class Host:
 
     def _kill(self, child: int) -> None:
         """End an episode with its group, and remove its files; who left the group is ended later."""
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(child, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(child, 0)
+        kill_group(child)
         shutil.rmtree(os.path.join(self.folder, str(child)), ignore_errors=True)
         self.orphans.expect(child)
 
 
-def _serve_spare(link: Connection, loaded: Loaded, folder: str) -> NoReturn:
-    """Wait for an episode, set up already; never returns."""
+def _serve_episode(
+    loaded: Loaded, folder: str, receive: Callable[[], tuple[Mapping[str, Any], int]]
+) -> NoReturn:
+    """Set up, then answer the run's messages about the episode that is received; never returns."""
     try:
         _set_up(loaded, folder)
-        with link:
-            request = link.recv()
-            handle = reduction.recv_handle(link)
-        with socket.socket(fileno=handle) as run:
-            _answer_all(run, loaded, request)
-    except BaseException:  # EOFError: the host is gone
-        os._exit(1)
-    os._exit(0)
-
-
-def _serve_episode(handle: int, loaded: Loaded, request: Mapping[str, Any], folder: str) -> NoReturn:
-    """Answer the run's messages about one episode; never returns."""
-    try:
-        _set_up(loaded, folder)
+        request, handle = receive()
         with socket.socket(fileno=handle) as link:
             _answer_all(link, loaded, request)
-    except BaseException:  # the run sees the socket close
+    except BaseException:  # the run sees the socket close; of a spare, EOFError: the host is gone
         os._exit(1)
     os._exit(0)
+
+
+def _await_episode(link: Connection) -> tuple[Mapping[str, Any], int]:
+    with link:
+        return link.recv(), reduction.recv_handle(link)
 
 
 def _set_up(loaded: Loaded, folder: str) -> None:

@@ -25,6 +25,15 @@ def adopt_orphans() -> None:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 
 
+def kill_group(child: int) -> None:
+    """End a child and its group: a fork bomb in a group of its own ends at once."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(OSError):
+            kill(child, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, 0)
+
+
 class Orphans:
     """Of the host: which episodes have ended since orphans were last looked for."""
 
@@ -53,11 +62,7 @@ class Orphans:
             if not orphans:
                 break
             for orphan in orphans:
-                for kill in (os.killpg, os.kill):  # a fork bomb in a group of its own ends at once
-                    with contextlib.suppress(OSError):
-                        kill(orphan, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(orphan, 0)
+                kill_group(orphan)
         cgroup.remove_of(self._ended)
         self._ended.clear()
 

@@ -8,7 +8,7 @@ to run programs of the model outside our sandbox wants `run_programs: true`.
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from whetstone.config.plugins import describe_error, load_object
@@ -181,13 +181,9 @@ class SkyRLEnvironment(PackageEnvironment):
 
     def step(self, text: str) -> Step:
         result = self.environment.step(text)
-        observation = "\n".join(_contents(result["observations"]))
+        observation = "\n".join(str(message["content"]) for message in result["observations"])
         reward, done = float(result["reward"]), bool(result["done"])
         return observation, reward, done, False, {"correct": reward >= SOLVED} if done else {}
-
-
-def _contents(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [str(message["content"]) for message in messages]
 
 
 PACKAGES: Mapping[str, type[PackageEnvironment]] = {
