@@ -111,15 +111,16 @@ def truncated(history: RunHistory) -> Diagnosis | None:
     share = history.recent("completions/clipped_ratio")
     if share <= 0.1:
         return None
+    masked = history.config.get("mask_truncated_completions")
+    mask = "" if masked else "keep them out of the loss (mask_truncated_completions=true) or "
     return Diagnosis(
         title=f"{'Most' if share > 0.5 else 'Many'} completions are cut off",
         evidence=f"{percent(share)} of the recent completions reached max_completion_length "
         f"({history.config.get('max_completion_length')}) before they ended; mean length "
         f"{history.recent('completions/mean_length'):.0f}, longest "
         f"{history.recent('completions/max_length'):.0f} tokens. A truncated answer is usually wrong.",
-        remedy="Raise max_completion_length. Where it can't be, keep cut completions out of the loss "
-        "(mask_truncated_completions=true) or pay for brevity (reward_funcs=[accuracy,length] with "
-        "overlong_buffer_length).",
+        remedy=f"Raise max_completion_length. If that is not possible, {mask}reward short answers "
+        "(reward_funcs=[accuracy,length] with overlong_buffer_length).",
         severity=Severity.GRAVE if share > 0.5 else Severity.WARNING,
     )
 

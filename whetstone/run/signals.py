@@ -40,4 +40,6 @@ class StopRequest:
             return
         self.requested, self._requested_at = True, time.monotonic()
         if self._verbose:
-            rich.get_console().print("Stopping after this step, which is saved; press again to lose it.")
+            rich.get_console().print(
+                "Stopping after this step, which is saved. Ctrl-C again: quit now and lose this step."
+            )
