@@ -10,7 +10,6 @@ from tests.conftest import ARCHITECTURES, make_policy
 from tests.support.engines import PROMPTS, collect, come_and_leave, compare_with_trainer, trainer_logprobs
 from tests.support.turns import new_weights_between_calls
 from tests.support.update import with_lora
-from whetstone import seeds
 from whetstone.config.sections import ModelConfig
 from whetstone.engines.base import PartialOutput, Request, SamplingParams
 from whetstone.engines.hf import HFEngine, _filters, _Sampler
@@ -191,19 +190,18 @@ def test_hf_engine_samples_without_the_models_own_settings(policy, lora):
     assert policy.lm.generation_config is hostile and hostile.repetition_penalty == 1.3
 
 
-def test_hf_engine_draws_what_transformers_own_sampling_would(policy):
-    prompt = PROMPTS[0]
+def test_hf_engine_samples_as_the_native_one_in_any_batch(policy):
+    """By transformers' own filters, and by each sample's own random numbers."""
     sampling = SamplingParams(
         max_tokens=10, temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, ignore_eos=True
     )
-    done = collect(HFEngine(policy, 4, None), [Request(prompt_ids=prompt, seeds=(1, 2, 3))], sampling)
-    policy.set_attention("eager")
-    torch.manual_seed(seeds.seed(1, 2, 3))
-    out = policy.model.generate(
-        torch.tensor([prompt] * 3), do_sample=True, temperature=0.7, top_k=20, top_p=0.9, min_p=0.02,
-        max_new_tokens=10, eos_token_id=[-1],
-    )  # fmt: skip
-    assert [list(done[0, n].token_ids) for n in range(3)] == out[:, len(prompt) :].tolist()
+    requests = [Request(prompt_ids=prompt, seeds=(1, 2, 3)) for prompt in PROMPTS]
+    native = collect(NativeEngine(policy, 4), requests, sampling)
+    for size in (1, 4, 64):
+        done = collect(HFEngine(policy, size, "eager"), requests, sampling)
+        assert {key: c.token_ids for key, c in done.items()} == {
+            key: c.token_ids for key, c in native.items()
+        }
 
 
 # ---- the drawing of tokens --------------------------------------------------------------------------------
@@ -258,7 +256,7 @@ def test_parameters_at_their_bounds_give_probabilities(sampler):
         if sampler == "native":
             tokens, logprobs = sample(rows, torch.tensor([0.0, 0.999]), params)
         else:
-            draw = _Sampler(None if params.is_greedy else torch.Generator().manual_seed(0))
+            draw = _Sampler(torch.tensor([[0.0], [0.999]]), params)
             tokens = LogitsProcessorList([*_filters(params), draw])(None, rows).argmax(-1)
             [logprobs] = draw.logprobs
         assert logprobs.isfinite().all() and (logprobs <= 0).all(), params

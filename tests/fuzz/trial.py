@@ -140,15 +140,14 @@ class Watch:
         config = self.run.config
         if config.loss.is_supervised:
             return
-        if config.rollout.temperature == 1.0 or config.loss.is_supervised is False:
-            yield from self._logprobs(done)
+        yield from self._logprobs(done)
         yield from self._rewards(done)
         yield from self._advantages(done)
         yield from self._seeds(done)
 
     def _logprobs(self, done: Step) -> Iterator[str]:
         rollout = self.run.config.rollout
-        filtered = rollout.top_p < 1 or rollout.top_k or rollout.min_p
+        filtered = rollout.is_truncated or self.run.config.model.lora_dropout
         difference = done.metrics.get("sampling/sampling_logp_difference/mean")
         if difference is not None and not filtered and not rollout.async_rollouts:
             self.note("logprobs")

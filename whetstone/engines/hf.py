@@ -1,13 +1,13 @@
 """transformers' own `generate` as an engine, for comparisons and architectures that the native one can't run.
 
-Uses the policy's weights in place. Every sample has its own seed, but not its own random numbers per token: a
-sample is repeatable for the same batch of requests, which is all that resuming needs. Draws from a generator
-of its own, never torch's global one, which belongs to the update.
+Uses the policy's weights in place. A sample depends on its own seed, not on its batch: its random numbers are
+those of the native engine (`seeds.uniforms`).
 """
 
 import copy
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
@@ -15,6 +15,7 @@ from transformers.generation import logits_process
 
 from whetstone import seeds
 from whetstone.engines.base import EngineBase, GenerationOutput, Request, SamplingParams
+from whetstone.engines.native.cpu import sample
 from whetstone.errors import UserError
 from whetstone.model.policy import Policy
 from whetstone.types import Finish
@@ -55,9 +56,8 @@ class HFEngine(EngineBase):
         stops = sampling.stop_ids(self.policy.stop_token_ids)
         self.policy.model.eval()
         self.policy.set_attention(self.attention)
-        generator = torch.Generator(self.policy.device)
-        generator.manual_seed(seeds.seed(*[requests[r].seeds[s] for r, s in samples]))
-        sampler = _Sampler(generator if sampling.temperature > 0 else None)
+        uniforms = [seeds.uniforms(requests[r].seeds[s], 0, max(limits)) for r, s in samples]
+        sampler = _Sampler(torch.tensor(np.stack(uniforms), device=self.policy.device), sampling)
         settings = GenerationConfig(
             do_sample=False,  # _Sampler decides, and generate takes what it leaves
             max_new_tokens=max(limits),
@@ -101,17 +101,14 @@ def _filters(sampling: SamplingParams) -> list[LogitsProcessor]:
 
 
 class _Sampler(LogitsProcessor):
-    """The last filter: leaves the sampled token (greedy without a generator) and keeps its logprob."""
+    """The last filter: leaves the sampled token and keeps its logprob."""
 
-    def __init__(self, generator: torch.Generator | None):
-        self.generator = generator
+    def __init__(self, uniforms: Tensor, sampling: SamplingParams):
+        self.uniforms = uniforms  # [B, tokens]
+        self.params = SamplingParams(max_tokens=1, temperature=float(sampling.temperature > 0))
         self.logprobs: list[Tensor] = []  # [B] for every token
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        logprobs = scores.float().log_softmax(-1)
-        if self.generator is None:
-            token = logprobs.argmax(-1, keepdim=True)
-        else:
-            token = torch.multinomial(scores.softmax(-1), 1, generator=self.generator)
-        self.logprobs.append(logprobs.gather(-1, token).squeeze(-1))
-        return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)
+        tokens, logprobs = sample(scores, self.uniforms[:, len(self.logprobs)], self.params)
+        self.logprobs.append(logprobs)
+        return torch.full_like(scores, -torch.inf).scatter(-1, tokens[:, None], 0.0)
