@@ -68,7 +68,8 @@ def group(task, *right):
         id=f"{task}/train/0", task=task, messages=({"role": "user", "content": "?"},), answer={}
     )
     completion = Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP, policy_version=0)
-    scores = [Score(reward=0.0, parts={"correct": float(value)}, answer=None) for value in right]
+    parts = [{} if value is None else {"correct": float(value)} for value in right]
+    scores = [Score(reward=0.0, parts=part, answer=None) for part in parts]
     rollouts = [
         Rollout(prompt_ids=(1,), turns=(Turn(completion=completion),), text="", score=score)
         for score in scores
@@ -98,6 +99,12 @@ def test_levels_by_hand():
         assert one.levels["a"] == 2
         one.observe([group("a", 0)])
         assert one.levels["a"] == 1
+
+
+def test_a_failed_agent_in_a_batch_without_answers_was_wrong():
+    curriculum = Curriculum({"a": (CurriculumSpec(up=0.5, window=4), 2)})
+    curriculum.observe([group("a", 1, 1, None, None)])
+    assert curriculum.levels == {"a": 1}
 
 
 def test_scores_are_right_at_every_level():

@@ -20,7 +20,7 @@ class Curriculum:
         for group in groups:
             task = group.problem.task
             if task in self._curricula:
-                self._answers[task] += [r.score.parts["correct"] >= 1 for r in group.rollouts]
+                self._answers[task] += [r.score.parts.get("correct", 0.0) >= 1 for r in group.rollouts]
         for task, (spec, top) in self._curricula.items():
             newest = self._answers[task] = self._answers[task][-spec.window :]
             accuracy = sum(newest) / spec.window if len(newest) == spec.window else math.nan
