@@ -111,8 +111,8 @@ def test_arguments_that_are_nested_too_deep_are_an_error():
             [],
         ),
         (
-            "<|channel|>analysis<|message|>to=functions.sub?<|end|><|start|>assistant<|channel|>commentary "
-            'to=functions.add <|constrain|>json<|message|>{"number": 7}<|call|>',
+            "<|channel|>analysis<|message|>to=functions.sub <think>?<|end|><|start|>assistant<|channel|>"
+            'commentary to=functions.add <|constrain|>json<|message|>{"number": 7}<|call|>',
             [ADD],
         ),
         ('[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"number": 7}</s>', [ADD]),

@@ -186,6 +186,9 @@ def test_what_only_resembles_the_truth_is_wrong(answer: str):
         ("1 2", "1 2", True),
         ("1 234", "1234", True),
         (r"1\,234\,567", "1234567", True),
+        ("0.5%", "0.5", False),
+        (r"\frac{3}{4}\%", r"\frac{3}{4}", False),
+        (r"\frac{1,000}{3}", r"\frac{1000}{3}", True),
         ("x=5", "y=5", False),
         ("x=5", "x=5.0", True),
         ("5", "x=5", True),
@@ -239,13 +242,15 @@ TRUTHS = ("42", "0.5", r"\frac{3}{4}")
 # "=": as math-verify says; "+": right here, and math-verify denies it for some; "-": wrong here, and it takes some.
 FORMS = {
     "= right": [r"\(#\)", r"\left(#\right)", r"x=#", r"#\text{ cm}", r"# \text{ cm}^2", "# cm", "# apples", r"#\,\text{km}", r"\$#"]
-    + [r"#^\circ", r"\displaystyle #", r"\sqrt{(#)^2}", r"\frac{#}{1}", "(#)^1", r"#\text{ people}", "# students"],
-    "+ right": ["#.", r"#\%", "#%", "# percent", "# eggs", "# people", "# km/h", "# USD", "€#", "# dollars per day"]
+    + [r"#^\circ", r"\displaystyle #", r"\sqrt{(#)^2}", r"\frac{#}{1}", "(#)^1", r"#\text{ people}", "# students"]
+    + ["The answer is #", "So the answer is $#$", r"\text{The answer is } #", "Final answer: #", "+#"],
+    "+ right": ["#.", r"42\%", "42%", "42 percent", "# eggs", "# people", "# km/h", "# USD", "€#", "# dollars per day"]
     + [r"\approx #", r"\text{#}".replace("#", "42")],
     "= wrong": ["# 9", "#\n9", r"#\vert 9", r"#\bullet 9", r"#\mathstrut 9", "# thousand", "#, 9", "# or 9", "#;9"]
     + [r"\{#, 9\}", "#+1", "#x", "not #", "(#, 9)", "[#, 9]", r"# \pm 1", "# i", "# squared", "# and 9", "9#", "#^9"],
     "- wrong": ["#~9", r"#\hspace{1cm}9", "#\x009", "#\u200b9", r"#\text{ if } x>0, 9 \text{ otherwise}", r"#\text{ (wrong)}"]
     + [r"#\text{ million}", r"# \text{ hours } 30 \text{ min}", r"\neg #", "#^T", "#+0", "1*#", r"# \cdot 1", r"\neq #"]
+    + ["The answer is not #", "The answer is 9 #", "# thirds", "# hundredths", "# root two", "# dozen", "41+2/2", "40+4/2"]
     + ["9=#", "> #", r"\le #", "#...", "#_5", "#?"],
 }  # fmt: skip
 

@@ -95,6 +95,11 @@ FORMS = {
     ("import itertools\nc = itertools.count(1)\ndef f(): return next(c)", "def f(): return 1"): [
         "assert f() == 1\nassert f() == 2"
     ],
+    ("def f(x): return [x * 1e308 * s for s in (1, -1)]", "def f(x): return [x * 1e308]"): [
+        "assert f(10) == [float('inf'), -float('inf')]",
+        "import math\nassert math.isnan(sum(f(10)))",
+        "import math\nassert all(map(math.isinf, f(10))) and len(f(10)) == 2",
+    ],
     (STACK, STACK.replace("s.x.pop()", "2")): [
         PUSHED + "assert s.pop() == 2\nassert s.pop() == 1",
         PUSHED + "assert [s.pop(), s.pop()] == [2, 1]",

@@ -123,8 +123,6 @@ def _run(c: Config, p: Plan) -> list[Row]:
         (c.loss.advantage not in ("group", "rloo"), "dynamic_sampling dynamic_sampling_max_rounds",
          f"with advantage={c.loss.advantage}, equal rewards have a gradient too"),
         (not rollout.dynamic_sampling, "dynamic_sampling_max_rounds", "set dynamic_sampling=true"),
-        (c.loss.advantage not in ("group", "rloo"), "dynamic_sampling dynamic_sampling_max_rounds",
-         f"with advantage={c.loss.advantage} equal rewards teach, too"),
         (p.num_batches == 1 and c.loss.importance_correction == "none", "async_rollouts",
          "the run has one batch"),
         (update.max_steps > 0, "num_train_epochs", "max_steps decides: set it to -1"),

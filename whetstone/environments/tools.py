@@ -132,9 +132,9 @@ def _answer(text: str) -> str:
 
 def parse_calls(text: str) -> list[dict[str, Any]]:
     """The calls in a turn, each {"name", "arguments"}, or {"error"} where it can't be read."""
-    text = _answer(text)
-    if "<|channel|>" in text and "<|message|>" in text:
+    if "<|channel|>" in text and "<|message|>" in text:  # its thoughts have a channel
         return _gpt_oss_calls(text)
+    text = _answer(text)
     if "[TOOL_CALLS]" in text:
         return _mistral_calls(text.partition("[TOOL_CALLS]")[2].strip())
     if matches := _HERMES.findall(text):

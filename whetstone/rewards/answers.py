@@ -37,7 +37,7 @@ _TRAILING_TEXT = re.compile(r"(?<=[\d})])\s*" + _TEXT.pattern + r"(?:\s*\^\s*\{?
 # Words behind a number that are no unit: they change its value, or take it back.
 _NO_UNIT = re.compile(
     r"(?<![\\\w])(?:hundreds?|thousands?|[mbtr]+illions?|half|halves|squared|cubed|factorial|pi|mod|modulo|times|"
-    r"plus|minus|divided|over|base|to|if|otherwise|else|unless|wrong|incorrect|maybe|perhaps)\b",
+    r"dozens?|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?|root|plus|minus|divided|over|base|to|if|otherwise|else|unless|wrong|incorrect|maybe|perhaps)\b",
     re.IGNORECASE,
 )
 _WITH_UNIT = re.compile(
@@ -53,6 +53,10 @@ _TWO_NUMBERS = re.compile(rf"(?<![_^])\d\s+\d|\d\s*\\(?!{_COMMANDS})[A-Za-z]+(?:
 _PROSE = re.compile(rf"(?<![\\A-Za-z])(?!{_COMMANDS})[A-Za-z]{{2,}}|\^\{{?[A-Za-z]")
 _NOT_WORKED_OUT = re.compile(
     r"(?=.*(?:[+*]|[\d)}]-|\\times|\\cdot|\\div))(?:[\d\s.(){}+*/-]|\\(?:times|cdot|div|frac)(?![A-Za-z]))+"
+)
+_SENTENCE = r"[A-Za-z\s]*\b(?:is|answer)\b[\s:=]*"  # in front of a number
+_LEAD = re.compile(
+    rf"^[\s$]*+(?:\\approx(?![A-Za-z])|≈|(?:{_SENTENCE}|\\text\s*\{{{_SENTENCE}\}}\s*)(?=[$\\+.\d€£¥-]))"
 )
 _VARIABLE = re.compile(r"^\\?[A-Za-z]\w?\s*(?:=|\\in\b)\s*")
 _MIXED = re.compile(r"^(-?)(\d+)\s+(\d+)/(\d+)$")
@@ -164,7 +168,7 @@ def normalize(answer: str) -> str:
     text = text_only.group(1) if text_only else _TEXT.sub(r"\1", _TRAILING_TEXT.sub("", text))
     text = _VARIABLE.sub("", text.strip())
     text = _TRAILING_UNIT.sub("", text.strip())
-    separators = r"\s" if text[:1] in ("(", "[", "\\") else r",|\s"  # (1,234) is a pair
+    separators = r"\s" if text.startswith(("(", "[", "\\{", "\\l")) else r",|\s"  # (1,234) is a pair
     text = re.sub(rf"(?<=\d)(?:{separators})(?=\d{{3}}(?!\d))", "", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
@@ -186,7 +190,7 @@ def as_number(text: str) -> Fraction | None:
     r"""The exact value of a normalized `12`, `-.5`, `3/4`, `\frac{3}{4}`, `1+1/2`, `1.5e3`; else None."""
     if len(text) > _LONGEST_NUMBER:
         return None
-    text = re.sub(r"^(-?)\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}$", r"\1(\2)/(\3)", text)
+    text = re.sub(r"^([-+]?)\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}$", r"\1(\2)/(\3)", text)
     simple = re.fullmatch(
         r"([-+]?)\(?([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\)?(?:/\(?(-?(?:\d+\.?\d*|\.\d+))\)?)?",
         text,
@@ -196,7 +200,7 @@ def as_number(text: str) -> Fraction | None:
         divisor = Fraction(bottom or 1)
         return None if divisor == 0 else (-1 if sign == "-" else 1) * Fraction(top) / divisor
     mixed = re.fullmatch(r"(-?)\(?(\d+)\+(\d+)/(\d+)\)?", text)
-    if mixed and int(mixed[4]):
+    if mixed and int(mixed[3]) < int(mixed[4]):
         return (-1 if mixed[1] else 1) * (int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4])))
     return None
 
@@ -206,7 +210,7 @@ def math_equal(answer: str, truth: str) -> bool:
     answer = "".join(
         sign for sign in answer if sign.isspace() or unicodedata.category(sign) not in ("Cc", "Cf")
     )
-    answer = re.sub(r"^[\s$]*(?:\\approx(?![A-Za-z])|≈)", "", answer)
+    answer = _LEAD.sub("", answer)
     normal_answer, normal_truth = normalize(answer), normalize(truth)
     if not normal_answer or says_more(answer, truth) or names_another_variable(answer, truth):
         return False
@@ -219,8 +223,10 @@ def math_equal(answer: str, truth: str) -> bool:
         number = as_number(normalize(with_unit[1])) if number is None and with_unit else number
     if _PERCENT.search(answer) and not _PERCENT.search(truth):
         # 50 % is 50 where a percentage is asked for, and 1/2: only a truth up to 1 can be a share.
-        share = true_number is not None and 0 < abs(true_number) <= 1 and number == 100 * true_number
-        return number is not None and (share or number == true_number)
+        if number is None or true_number is None:
+            return False
+        is_share = 0 < abs(true_number) <= 1 and number == 100 * true_number
+        return is_share or (number == true_number and abs(true_number) >= 1)
     if normal_answer == normal_truth:
         return True
     sides = [as_number(side) for side in normal_answer.split("=")]

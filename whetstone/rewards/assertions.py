@@ -41,7 +41,7 @@ class Assertion:
     def check_code(self, values: tuple[object, ...]) -> str:
         """Python that fails where the assertion does."""
         lines = [f"{_VALUE.format(i)} = {value!r}" for i, value in enumerate(values)]
-        return "\n".join([*lines, self.check_setup, self.check])
+        return "\n".join(["inf = float('inf')", "nan = inf - inf", *lines, self.check_setup, self.check])
 
     @property
     def text(self) -> str:

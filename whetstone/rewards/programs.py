@@ -214,11 +214,19 @@ def _check_assertion(pool: Pool, assertion: Assertion, results: list[Result], li
         if value is None or not isinstance(value[0], str):
             return "wrong"
         try:
-            values.append(ast.literal_eval(value[0]))
+            tree = _NotFinite().visit(ast.parse(value[0].strip(), mode="eval"))
+            values.append(ast.literal_eval(tree))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return "wrong"
     check_program = Program(language="python", source=assertion.check_code(tuple(values)))
     return "passed" if pool.run(check_program, replace(limits, memory_mb=512)).results[0].ok else "wrong"
+
+
+class _NotFinite(ast.NodeTransformer):
+    """`inf` and `nan`, which Python writes as names, as the floats that they are."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
 
 
 def _value_of(stdout: str) -> tuple[Any] | None:
