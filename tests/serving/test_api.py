@@ -431,6 +431,11 @@ def test_failures_of_requests_do_not_end_the_server(running: Running, client: op
     expected = chat(client, seed=1, max_tokens=24).choices[0].message.content
     params = SamplingParams(max_tokens=1)
     broken = GenerationRequest(prompt_ids=(10**9,), seeds=(0,), sampling=params)
+    for _ in range(4):  # in a row, with nothing that succeeds between them
+        stream = running.backend.submit(broken)
+        with pytest.raises(BackendUnavailable, match="engine failed"):
+            while True:
+                stream.read(1.0)
     for _ in range(5):
         neighbor = running.backend.submit(
             replace(broken, prompt_ids=(3,), sampling=replace(params, max_tokens=900))
