@@ -221,10 +221,6 @@ class Group:
     problem: Problem
     rollouts: tuple[Rollout, ...]
 
-    @property
-    def has_reward_variance(self) -> bool:
-        return self.rewards_differ()
-
     def rewards_differ(self, *, by_turn: bool = False) -> bool:
         """Whether its rollouts have different rewards; `by_turn`: in any of their turns."""
         return len({r.turn_rewards if by_turn else r.score.reward for r in self.rollouts}) > 1

@@ -136,9 +136,9 @@ def test_dynamic_sampling_replaces_prompts_that_teach_nothing(tmp_path):
         source = RolloutSource(collector(scorer), tasks, config, plan)
         rollouts = batch_of(source)
         groups = rollouts.groups
-        flat = [n for n, group in enumerate(without) if not group.has_reward_variance]
+        flat = [n for n, group in enumerate(without) if not group.rewards_differ()]
         assert flat and rollouts.metrics["dynamic_sampling/resample_ratio"] >= len(flat) / 6
-        assert all(group.has_reward_variance for group in groups)
+        assert all(group.rewards_differ() for group in groups)
         assert all(groups[n] == without[n] for n in range(6) if n not in flat)  # the others are left alone
         own = {tasks.problem(i).id for i in range(18)}
         assert all(groups[n].problem.id not in own for n in flat)  # fresh problems, of no other batch
@@ -263,7 +263,7 @@ def test_only_groups_without_a_gradient_are_replaced(tmp_path):
         return replace(rollout(1.0, "7", 1.0, 2), turns=(turn, turn), episode=row)
 
     early_and_late = group("a", episode(1.0, 0.0), episode(0.0, 1.0))
-    assert has_signal(early_and_late, by_turn) and not early_and_late.has_reward_variance
+    assert has_signal(early_and_late, by_turn) and not early_and_late.rewards_differ()
     assert not has_signal(early_and_late, build({"datasets": {"chain_sum": {}}}))
 
 

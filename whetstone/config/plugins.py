@@ -107,3 +107,15 @@ def describe_error(error: BaseException, function: Any = None) -> str:
             line = f" ({Path(filename).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return f"{text}{line}"
+
+
+def awaited(value: Any) -> Any:
+    """What a function of the user's own returned, `async` or not."""
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio  # takes time to import, and few functions are async
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait())

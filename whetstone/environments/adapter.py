@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from whetstone.config.plugins import awaited
 from whetstone.environments.builtin_tools import ProgramRaised, ToolFailed
 from whetstone.environments.openenv import OpenEnvEnvironment
 from whetstone.environments.toolbox import methods_of
@@ -50,12 +51,12 @@ class GymEpisode:
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
         accepted = _accepted(self.environment.reset, {"seed": seed, **row})
-        result = _awaited(self.environment.reset(**accepted))
+        result = awaited(self.environment.reset(**accepted))
         return _observed(result[0] if isinstance(result, tuple) and result else result, "reset")
 
     def step(self, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         self.num_steps += 1
-        result = _awaited(self.environment.step(text))
+        result = awaited(self.environment.step(text))
         if not (isinstance(result, tuple) and len(result) == 5):
             number = f" of {len(result)}" if isinstance(result, tuple) else ""
             raise EnvironmentFailed(
@@ -91,7 +92,7 @@ class ToolEpisode:
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
         accepted = _accepted(self.environment.reset, {"seed": seed, **row})
-        return {"observation": _text(_awaited(self.environment.reset(**accepted)), "reset")}
+        return {"observation": _text(awaited(self.environment.reset(**accepted)), "reset")}
 
     def step(self, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         """The results of the calls; without any, the policy has had its last word."""
@@ -114,7 +115,7 @@ class ToolEpisode:
             known = ", ".join(sorted(self.tools))
             return {**message, "content": f"Error: there is no tool {name}. There are: {known}."}, True
         try:
-            result = _awaited(self.tools[name](**(arguments if isinstance(arguments, dict) else {})))
+            result = awaited(self.tools[name](**(arguments if isinstance(arguments, dict) else {})))
         except ProgramRaised as error:
             return {**message, "content": str(error)}, True
         except ToolFailed as error:
@@ -126,7 +127,7 @@ class ToolEpisode:
     def finish(self) -> dict[str, Any]:
         if not hasattr(self.environment, "get_reward"):
             return {}
-        reward = _number(_awaited(self.environment.get_reward()), "get_reward")
+        reward = _number(awaited(self.environment.get_reward()), "get_reward")
         correct = getattr(self.environment, "correct", None)
         return {"reward": reward, "correct": None if correct is None or callable(correct) else bool(correct)}
 
@@ -172,7 +173,7 @@ def close(environment: Any) -> None:
     """Call Gymnasium's `close`, where there is one. The reward is known: what `close` raises is ignored."""
     if callable(method := getattr(environment, "close", None)):
         with contextlib.suppress(Exception):
-            _awaited(method())
+            awaited(method())
 
 
 def snapshot(environment: Any) -> dict[str, Any]:
@@ -190,14 +191,6 @@ def snapshot(environment: Any) -> dict[str, Any]:
             size += len(text)
             state[name] = json.loads(text)
     return state
-
-
-def _awaited(value: Any) -> Any:
-    if not inspect.iscoroutine(value):
-        return value
-    import asyncio
-
-    return asyncio.run(value)
 
 
 def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

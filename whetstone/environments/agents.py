@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from whetstone.config.plugins import load_object
+from whetstone.config.plugins import awaited, load_object
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.errors import UserError
 from whetstone.sandbox.worker_process import allow_open_files
@@ -40,9 +40,7 @@ class AgentRunner:
         os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = base_url, "none"
         offered = {"model": MODEL, "seed": seed}
         names = inspect.signature(self._solve).parameters
-        answer = self._solve(base_url, problem, **{k: v for k, v in offered.items() if k in names})
-        if inspect.isawaitable(answer):
-            answer = _wait_for(answer)
+        answer = awaited(self._solve(base_url, problem, **{k: v for k, v in offered.items() if k in names}))
         if answer is not None and not isinstance(answer, str):
             kind = type(answer).__name__
             raise WrongAgent(f"the agent returned {kind}: return the answer as a text, or None")
@@ -51,15 +49,6 @@ class AgentRunner:
     def step(self, text: str) -> None:
         """Makes it an environment in Gymnasium's shape; nobody calls it."""
         raise NotImplementedError
-
-
-def _wait_for(answer: Any) -> Any:
-    import asyncio
-
-    async def wait() -> Any:
-        return await answer
-
-    return asyncio.run(wait())
 
 
 def agent_environment(spec: str) -> str:

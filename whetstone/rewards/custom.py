@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whetstone.config.plugins import load_object
+from whetstone.config.plugins import awaited, load_object
 
 # What functions of one answer call its text, and the truth: the columns that are looked for, in this order.
 LISTS = {"completions", "prompts", "completion_ids"}
@@ -84,7 +84,7 @@ def call(
     # TRL raises a TypeError for a parameter that is not taken; such a parameter is left out here.
     if not takes_all:
         kwargs = {name: value for name, value in kwargs.items() if name in parameters}
-    return _checked(_awaited(function(**kwargs)), count), logged
+    return _checked(awaited(function(**kwargs)), count), logged
 
 
 def text_parameter(parameters: Mapping[str, inspect.Parameter]) -> str | None:
@@ -107,7 +107,7 @@ def _call_each(
                 truths = (columns.get(candidate) for candidate in candidates)
                 row[name] = next((truth for truth in truths if truth is not None), None)
         row[text_name] = completion if isinstance(completion, str) else _last_text(completion)
-        value = _awaited(function(**row))
+        value = awaited(function(**row))
         values.append(value[0] if isinstance(value, tuple) and value else value)
     return values
 
@@ -116,17 +116,6 @@ def _last_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """What the assistant said last: an environment may have answered it."""
     said = [message["content"] for message in messages if message.get("role", "assistant") == "assistant"]
     return said[-1] if said else ""
-
-
-def _awaited(value: Any) -> Any:
-    if not inspect.isawaitable(value):
-        return value
-    import asyncio  # takes time to import, and few functions are async
-
-    async def wait() -> Any:
-        return await value
-
-    return asyncio.run(wait())
 
 
 def _checked(values: Any, count: int) -> list[float | str | None]:

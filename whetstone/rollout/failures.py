@@ -30,10 +30,6 @@ class Failure:
         return f"{number} episodes ended by a failure of the {self.kind} (first: {self.first})"
 
     @property
-    def remedy(self) -> str:
-        return REMEDIES[self.kind]
-
-    @property
     def is_rule(self) -> bool:
         """Whether it explains why nothing can be learned."""
         return self.count > self.total / 2

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from whetstone.config import Config
-from whetstone.rollout.failures import failures
+from whetstone.rollout.failures import REMEDIES, failures
 from whetstone.terminal.text import counted
 from whetstone.types import Finish, Group
 
@@ -28,7 +28,7 @@ class LearningSignal:
         for failure in failures(groups):
             if failure.kind not in self._failing:
                 self._failing.add(failure.kind)
-                logger.warning(f"{failure.text[:1].upper()}{failure.text[1:]}. {failure.remedy}")
+                logger.warning(f"{failure.text[:1].upper()}{failure.text[1:]}. {REMEDIES[failure.kind]}")
         if has_learning_signal(groups, self._config):
             self._groups, self._num_batches = [], 0
             return
@@ -59,7 +59,7 @@ def explain_equal_rewards(groups: Sequence[Group], config: Config) -> str:
     """Why all rewards are the same, and what to change, in two sentences."""
     for failure in failures(groups):
         if failure.is_rule:
-            return f"{failure.text}. {failure.remedy}"
+            return f"{failure.text}. {REMEDIES[failure.kind]}"
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     number = counted(len(rollouts), "completion")
     scored = [rollout for rollout in rollouts if rollout.score.failure is None]

@@ -82,7 +82,7 @@ def variance_metrics(groups: Iterable[Group], advantage: str = "group") -> dict[
     """Fractions of prompts whose rewards are all equal (they give no gradient), and whose answers are."""
     several, metrics = [group for group in groups if len(group.rollouts) > 1], {}
     if several and advantage in ("group", "rloo"):  # other baselines leave a gradient to equal rewards
-        metrics["frac_reward_zero_std"] = fmean(not group.has_reward_variance for group in several)
+        metrics["frac_reward_zero_std"] = fmean(not group.rewards_differ() for group in several)
     if several:
         identical = [len({r.score.answer for r in group.rollouts}) == 1 for group in several]
         metrics["frac_answers_identical"] = fmean(identical)

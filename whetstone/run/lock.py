@@ -51,9 +51,8 @@ class RunLock:
         _release(moved, old)
 
     def _acquire(self) -> int:
-        path, tries = self._folder / NAME, 0
-        while True:
-            tries += 1
+        path = self._folder / NAME
+        for number in range(MAX_TRIES):
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -76,7 +75,7 @@ class RunLock:
                     "second process from writing there, so make sure that none does."
                 )
             # Else its holder deleted or renamed it meanwhile. In some buckets it is never found again.
-            if _is_file_at(handle, path) or tries == MAX_TRIES:
+            if _is_file_at(handle, path) or number == MAX_TRIES - 1:
                 break
             os.close(handle)
         os.ftruncate(handle, 0)

@@ -164,7 +164,7 @@ def measure(config: Config, groups: Sequence[Group]) -> dict[str, float]:
         measurements["no_answer_ratio"] = fmean(rollout.score.answer is None for rollout in scored)
         measurements["accuracy"] = sum(map(_is_correct, scored)) / len(rollouts)
     if not config.loss.is_supervised and config.rollout.num_generations > 1:
-        measurements["reward_variance_ratio"] = fmean(group.has_reward_variance for group in groups)
+        measurements["reward_variance_ratio"] = fmean(group.rewards_differ() for group in groups)
     return measurements
 
 
@@ -252,7 +252,7 @@ def _failure(config: Config, failure: Failure) -> Finding:
         name=failure.kind,
         status=Status.PROBLEM if is_problem else Status.WARNING,
         text=failure.text,
-        remedy=failure.remedy,
+        remedy=REMEDIES[failure.kind],
     )
 
 
