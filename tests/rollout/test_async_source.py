@@ -279,7 +279,7 @@ def test_the_off_policy_mask_has_effect_on_old_samples():
     for ahead, expected in ((0, 1), (1, 0)):
         config = build({**flat, "async_rollouts": ahead})
         assert len(ineffective_settings(config, make_plan(config, num_problems=10))) == expected
-    config = build({"async_rollouts": 1, "max_steps": 1})
+    config = build({"async_rollouts": 1, "max_steps": 1, "importance_correction": "none"})
     (note,) = ineffective_settings(config, make_plan(config, num_problems=10))
     assert "one batch" in note
 

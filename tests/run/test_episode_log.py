@@ -102,7 +102,7 @@ def test_turns_have_their_calls_answers_and_times(group: Group, tmp_path: Path) 
     assert row["turns"][2]["tool_calls"] == [{"error": "the tool call has no name"}]
     assert "tool_calls" not in row["turns"][4] and row["turns"][1]["content"] == "10"
     assert len(row["turn_rewards"]) == len(row["turn_seconds"]) == 3
-    assert all(0 < seconds < 60 for seconds in row["turn_seconds"])
+    assert all(0 <= seconds < 60 for seconds in row["turn_seconds"])  # to a tenth of a millisecond
     assert sum(row["turn_seconds"]) <= row["environment_s"]  # which has the first answer and the reward, too
     # The tokens, as the page reads them: observations between the turns, without numbers.
     (tmp_path / "completions").mkdir()

@@ -23,8 +23,8 @@ from whetstone.tasks.scoring.process import Job, ScoringProcess, ScoringRequest
 from whetstone.types import Problem
 
 OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
-# A real one: math-verify tries to add up a hundred million symbolic terms.
-HANGS = r"\boxed{\sum_{n=1}^{100000000} \frac{1}{n^x}}"
+# A real one: math-verify tries to work out a number of 10^(10^8) digits.
+HANGS = r"\boxed{9^{9^{9^{9}}}}"
 
 
 def answer(problem: Problem, text: str, num_tokens: int = 3) -> ScoringRequest:
@@ -404,7 +404,7 @@ def test_a_function_that_writes_into_the_pipe_costs_its_own_answer_only():
 
 def test_a_function_that_exits_is_a_failure_with_its_reason():
     _, scores = scored("exits", ["a", "b"], max_reward_failure_fraction=1.0)
-    assert [score.failure for score in scores] == ["error: SystemExit: 0"] * 2
+    assert [score.failure for score in scores] == ["error: SystemExit: 0 (own_rewards.py, line 79)"] * 2
 
 
 def test_values_that_are_no_rewards_cost_their_own_answer_only():

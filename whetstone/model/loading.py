@@ -246,7 +246,7 @@ def try_tokenizer(folder: Path) -> None:
     """
     path = folder / "tokenizer.json"
     if path.is_file():
-        reason = _tokenizer_problem(str(path), path.stat().st_mtime_ns)
+        reason = _tokenizer_problem(str(path.resolve()), path.stat().st_mtime_ns)
         if reason is not None:
             raise UserError(f"{path} can't be used ({reason}): fetch the model again.")
 
