@@ -1,9 +1,7 @@
 """YAML text -> plain data, within limits: of size, aliases, nesting, repeated keys, numbers, characters."""
 
-import contextlib
 import math
 import re
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +20,7 @@ _BRACKETS = re.compile(r"(?:[\[{]\s*){41}")  # more than MAX_DEPTH in a row, whi
 class _Loader(yaml.SafeLoader):
     """YAML that reads 1e-6 as a number, as everybody expects (YAML 1.1 wants 1.0e-6), and a date as text."""
 
-    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
-        value = super().construct_yaml_float(node)
-        if value.is_integer() and abs(value) < 2**53:  # or a switch could be 0.99999999999999999999
-            with contextlib.suppress(InvalidOperation):  # 1:30.0, which YAML reads as 90
-                if Decimal(node.value.replace("_", "")) != value:
-                    raise UserError(
-                        f"{shorten(node.value)} would be rounded to {value:g}: write fewer digits."
-                    )
-        return value
 
-
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*)?\.?\d[\d_]*[eE][-+]?\d+$"),
