@@ -245,7 +245,8 @@ def test_success_comes_first_and_nothing_contradicts_it() -> None:
 @pytest.mark.parametrize("is_set", [False, True])
 def test_no_advice_to_set_what_is_set(is_set: bool) -> None:
     config = CONFIG | {"mask_truncated_completions": is_set}
-    first = diagnose(rows(**{"completions/clipped_ratio": 0.3}), evals(0.5, 0.5, p_value=1.0), config)[0]
+    cut: dict[str, Any] = {"completions/clipped_ratio": 0.3}
+    first = diagnose(rows(**cut), evals(0.5, 0.5, p_value=1.0), config)[0]
     assert first.title == "Many completions are cut off"
     assert ("mask_truncated_completions" in first.remedy) != is_set
 

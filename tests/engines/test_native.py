@@ -1,6 +1,7 @@
 """The native engine against transformers' generate, and against the trainer's own logprobs."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -257,7 +258,8 @@ def test_parameters_at_their_bounds_give_probabilities(sampler):
             tokens, logprobs = sample(rows, torch.tensor([0.0, 0.999]), params)
         else:
             draw = _Sampler(torch.tensor([[0.0], [0.999]]), params)
-            tokens = LogitsProcessorList([*_filters(params), draw])(None, rows).argmax(-1)
+            last: Any = LogitsProcessorList([*_filters(params), draw])
+            tokens = last(None, rows).argmax(-1)
             [logprobs] = draw.logprobs
         assert logprobs.isfinite().all() and (logprobs <= 0).all(), params
         assert rows.gather(-1, tokens[:, None]).isfinite().all(), params

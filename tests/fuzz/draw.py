@@ -101,7 +101,7 @@ VALUES: dict[str, list[Any]] = {
     "chat_template_kwargs": [{"enable_thinking": False}],
     "prompt_template": ["{system}Q: {question} A:", "{question}"],
     "assistant_prefix": ["Let me think.", "<think>\n"],
-    "eval_datasets": [{"chain_sum": {}}, {"gcd": {"config": {"max_num": 9}}}],
+    "eval_datasets": [{"chain_sum": {}}, {"gcd": {"config": {"max_numbers": 2}}}],
     "dataset_size": [1, 3, 50],
     "dataset_seed": [0, 7],
     "eval_dataset_seed": [0, 9],

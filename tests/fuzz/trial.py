@@ -127,7 +127,7 @@ class Watch:
             self.experience = prepare(batches)
             return self.experience
 
-        run.updater.prepare = prepared  # looked at, and passed on
+        vars(run.updater)["prepare"] = prepared  # looked at, and passed on
 
     def step(self, done: Step) -> Iterator[str]:
         self.note("steps")

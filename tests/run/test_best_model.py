@@ -88,8 +88,12 @@ def test_a_resumed_run_knows_what_it_had_kept(tmp_path: Path) -> None:
 def test_what_an_abandoned_attempt_left_is_not_published(tmp_path: Path) -> None:
     run = save(tmp_path / "r", 20).parent
     save(run, 40)
+
+    def write_old(folder: Path) -> None:
+        (folder / "weights").write_text("old")
+
     for name, step in (("best_model", 40), ("final_model", 40)):
-        save_model(lambda folder: (folder / "weights").write_text("old") and None, run / name, step)
+        save_model(write_old, run / name, step)
     (run / "train_results.json").write_text('{"steps": 40}')
     (run / "eval_results").mkdir()
     interval = {"mean": 0.9, "low": 0.4, "high": 0.6, "num_problems": 90}

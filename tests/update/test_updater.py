@@ -4,6 +4,7 @@ skipping.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -350,7 +351,7 @@ def test_schedules_reach_their_last_step_whatever_the_warm_up(warmup):
         kwargs = needs.get(kind, {})
         rates = schedule_of(kind, num_steps=4, warmup_steps=warmup, **kwargs)
         holder = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
-        theirs = get_scheduler(kind, holder, warmup, 4, kwargs)
+        theirs: Any = get_scheduler(kind, holder, warmup, 4, kwargs)
         for step, rate in enumerate(rates):
             assert rate == pytest.approx(theirs.lr_lambdas[0](step) * 1e-3), (kind, step)
 
