@@ -66,15 +66,18 @@ class Trial:
 
     def run(self, checks: list[str]) -> Result:
         """The run itself and `checks`, names of `CHECKS`, until one fails."""
-        started = time.monotonic()
+        started, is_trained = time.monotonic(), False
         try:
             self.result.violations += [f"run: {text}" for text in self.observed()]
+            is_trained = True
             for name in checks:
                 if self.result.violations:
                     break
                 self.result.violations += [f"{name}: {text}" for text in CHECKS[name](self)]
         except UserError as error:
             self.result.sentence = str(error)
+            if is_trained:
+                self.result.violations.append(f"trained, and then refused: {error}")
             if "\n" in str(error).strip() or len(str(error)) > 2000:
                 self.result.violations.append(f"not one sentence: {error}")
         except Exception:
