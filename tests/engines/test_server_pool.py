@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.distributed import distributed_c10d
 
 from tests.conftest import make_policy
@@ -583,3 +584,14 @@ def test_a_changed_buffer_reaches_the_server(tmp_path, house, dialect):
     home.pool.update_weights(1)
     home.check()
     assert before[0, 0].logprobs != home.expected()[0, 0].logprobs
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe", "qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe_text"])
+def test_a_server_gets_the_tensors_of_a_checkpoint(tmp_path, model_type):
+    """transformers joins the experts of a layer in memory; vLLM and SGLang know those of the files."""
+    policy = tiny_policy(model_type)
+    policy.lm.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    sent = dict(named_weights(policy))
+    assert sent.keys() - {"lm_head.weight"} == saved.keys() - {"lm_head.weight"}
+    assert all(torch.equal(sent[name], tensor) for name, tensor in saved.items())

@@ -29,15 +29,15 @@ class WeightUpdate:
 
 
 def named_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor under its name in a checkpoint, a tied head included: engines that hold it apart from the
-    embedding would keep the old one (vLLM does on a CPU, silently).
-    """
+    """Every tensor as in a checkpoint: experts one by one. And a tied head, of which vLLM may hold a copy."""
+    from transformers.core_model_loading import revert_weight_conversion
+
     assert not policy.is_lora, "a LoRA run sends its adapter as a folder"
     weights = {name: tensor.detach() for name, tensor in checkpoint_tensors(policy.lm)}
     head = policy.lm.get_output_embeddings()
     if head is not None:
         weights.setdefault("lm_head.weight", head.weight.detach())
-    yield from weights.items()
+    yield from revert_weight_conversion(policy.lm, weights).items()
 
 
 def buckets(tensors: Iterator[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:
