@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, str] = {
     "trl": "errors types terminal config environments tasks algorithm model rollout update evaluation run "
     "report export",
     "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
-    "api": "errors config engines inference report rewards run export train",
+    "api": "errors files config engines inference report rewards run export train",
     "commands": "errors types seeds files terminal config sandbox environments tasks model engines cost "
     "rollout update evaluation run inference serving diagnosis report watch export train",
     "__main__": "errors terminal commands",

@@ -1,16 +1,22 @@
-"""The Python API (docs/python.md): `train`, `steps`, `evaluate`, `sample`, `load_config` and `Run`."""
+"""The Python API (docs/python.md): `train`, `steps`, `evaluate`, `sample`, `load_config` and `Run`; and TRL's
+`GRPOTrainer` and `GRPOConfig` over them. Rows and functions in memory are written into files first.
+"""
 
+import hashlib
 import json
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import EllipsisType, FunctionType, SimpleNamespace
 from typing import Any
 
 from whetstone.config import Config, LoadedConfig, load
 from whetstone.engines.packages import check_packages
 from whetstone.errors import UserError
+from whetstone.files import atomic_write
 from whetstone.inference.answers import Answer
 from whetstone.inference.conversation import Conversation
 from whetstone.inference.prompts import Prompt
@@ -23,7 +29,16 @@ from whetstone.run.sft_start import start_from_sft
 from whetstone.train import Step, evaluate_only, finish, loop, open_training, save
 from whetstone.train import train as run_training
 
-RewardFunc = str | Callable[..., Any]
+Source = str | EllipsisType | None  # `...`: the recipe quickstart, or the defaults where data are given
+DATA = {"train_dataset", "eval_dataset"}
+# TRL's defaults, where ours would train something else.
+TRL_DEFAULTS = {"num_train_epochs": 3.0, "bf16": True, "vllm_importance_sampling_correction": True}
+UNSUPPORTED = {
+    "reward_processing_classes": "no reward model is run: give functions as reward_funcs",
+    "callbacks": "write the loop yourself, `for step in whetstone.steps(...)`",
+    "optimizers": "set optim, learning_rate and lr_scheduler_type in args",
+    "quantization_config": "set load_in_4bit=True in args, beside a peft_config",
+}
 
 
 @dataclass(frozen=True)
@@ -81,29 +96,70 @@ class Run:
         return path
 
 
+class GRPOConfig(SimpleNamespace):
+    """TRL's arguments, and ours. Those not given have TRL's defaults; an unknown one is refused."""
+
+    def __init__(self, output_dir: str = "trainer_output", **settings: Any) -> None:
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        super().__init__(**{**TRL_DEFAULTS, **chosen, "output_dir": output_dir})
+        load_config(None, **vars(self))
+
+
+class GRPOTrainer:
+    """TRL's trainer over `train`. The run folder is `output_dir`; `save_model` copies its final_model."""
+
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None, **others: Any
+    ) -> None:
+        for name in [name for name in UNSUPPORTED if others.pop(name, None) not in (None, (None, None))]:
+            raise UserError(f"GRPOTrainer takes no {name}: {UNSUPPORTED[name]}.")
+        if not isinstance(args, GRPOConfig | None):
+            raise UserError("args: import GRPOConfig from whetstone, as GRPOTrainer.")
+        template = getattr(others.pop("processing_class", None), "chat_template", None)
+        arguments = {"model": model, "reward_funcs": reward_funcs, "train_dataset": train_dataset}
+        arguments |= {"chat_template": template, **others}
+        first = next(iter(train_dataset or ()), None)
+        if isinstance(first, Mapping) and isinstance(first.get("prompt"), str):  # a text is the whole prompt
+            arguments.update(apply_chat_template=False, prompt_template="{question}", chat_template=None)
+        if (adapter := arguments.pop("peft_config", None)) is not None:
+            usual = vars(type(adapter)()) | {"r": None, "lora_alpha": None}  # ours are not peft's
+            arguments["lora"] = {name: value for name, value in vars(adapter).items() if value != usual[name]}
+        few = {} if others.get("eval_dataset") else {"eval_num_samples": 0}
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        self.settings = {"preflight": "warn", **few, **vars(args or GRPOConfig()), **arguments}
+        self.run = Run(Path(self.settings["output_dir"]) / self.settings.get("run_name", ""))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> Run:
+        return train(None, **{"resume_from_checkpoint": resume_from_checkpoint, **self.settings})
+
+    def evaluate(self) -> dict[str, Any]:
+        final = Path(self.run.folder) / "final_model"
+        return evaluate(None, **self.settings, checkpoint_path=final if final.exists() else None)
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        shutil.copytree(self.run._file("final_model"), output_dir or self.run.folder, dirs_exist_ok=True)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"GRPOTrainer of whetstone has no {name}: docs/python.md says what it has.")
+
+
 def load_config(source: str | None = None, **settings: Any) -> Config:
     """The configuration of a YAML file or recipe, with settings in place of its own."""
     return _load(source, settings).config
 
 
-def train(
-    source: str | None = "quickstart", *, reward_funcs: Sequence[RewardFunc] | None = None, **settings: Any
-) -> Run:
-    """Train like `whet train source key=value ...`. `UserError` for input that cannot work."""
-    loaded = _load(source, settings, reward_funcs)
+def train(source: Source = ..., **settings: Any) -> Run:
+    """Train like `whet train source key=value ...`, also on rows in memory (`train_dataset`)."""
+    loaded = _load(source, settings)
     run_training(loaded)
     return Run(run_dir(loaded.config))
 
 
-def steps(
-    source: str | None = "quickstart", *, reward_funcs: Sequence[RewardFunc] | None = None, **settings: Any
-) -> Iterator[Step]:
+def steps(source: Source = ..., **settings: Any) -> Iterator[Step]:
     """Train step by step: `for step in steps(...)`. Leaving the loop early saves a checkpoint."""
-    loaded = _load(source, settings, reward_funcs)
+    loaded = _load(source, settings)
     if loaded.config.run.trainer != "whetstone" or loaded.config.evaluation.eval_only:
-        raise UserError(
-            "whetstone.steps goes through our own training: set trainer=whetstone, eval_only=false."
-        )
+        raise UserError("whetstone.steps needs our own training: set trainer=whetstone, eval_only=false.")
     if loaded.config.update.sft_steps:
         loaded = start_from_sft(loaded, run_training)
     with open_training(loaded) as (run, step, started_at):
@@ -117,7 +173,7 @@ def steps(
         finish(run, step, time.monotonic() - started_at)
 
 
-def evaluate(source: str | None = "quickstart", **settings: Any) -> dict[str, Any]:
+def evaluate(source: Source = ..., **settings: Any) -> dict[str, Any]:
     """Evaluate like `whet eval source key=value ...`; returns the summary."""
     return evaluate_only(_load(source, {**settings, "eval_only": True}))
 
@@ -129,14 +185,54 @@ def sample(
     return Sampler.open(source, device=device).sample(prompt, n, **settings)
 
 
-def _load(
-    source: str | None, settings: dict[str, Any], reward_funcs: Sequence[RewardFunc] | None = None
-) -> LoadedConfig:
-    if reward_funcs is not None:
-        known = {key: value for key, value in settings.items() if key != "reward_weights"}  # one for each
-        folder = Path(_load(source, known).config.run.output_dir) / "reward_funcs"
-        specs = [entry if isinstance(entry, str) else spec_of(entry, folder) for entry in reward_funcs]
-        settings = {**settings, "reward_funcs": specs}
-    loaded = load(source, [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()])
+def _load(source: Source, settings: dict[str, Any]) -> LoadedConfig:
+    data = DATA & settings.keys()
+    if source is ...:
+        source = None if data else "quickstart"
+    names = {k: "rows" if k in DATA else str(settings[k]) for k in {*DATA, "output_dir"} & settings.keys()}
+    folder = Path(load(source, names).config.run.output_dir)
+    settings = {key: _plain(key, value, folder) for key, value in settings.items()}
+    if data == {"eval_dataset"} and source is None:
+        settings["eval_datasets"] = {"rows": {"config": {"path": settings.pop("eval_dataset")}}}
+    loaded = load(source, settings)
     check_packages(loaded.config)
     return loaded
+
+
+def _plain(key: str, value: Any, folder: Path) -> Any:
+    """A setting as a configuration holds it. Rows are written into a file that is named by its content."""
+    if key not in DATA or isinstance(value, str | Path | None):
+        return json.loads(_json(key, value, folder))
+    try:
+        rows = [dict(row) for _, row in zip(range(len(value)), value, strict=False)]
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{key} is of type {type(value).__name__}: give a list of dicts, list(data) or data['train']."
+        ) from None
+    for number, row in enumerate(rows, 1):
+        for name, cell in row.items():
+            row[name] = json.loads(_json(f"{key}, row {number}, column {name}", cell, folder))
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    path = folder / "datasets" / f"rows_{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    atomic_write(path, text, many_writers=True)
+    return str(path)
+
+
+def _json(what: str, value: Any, folder: Path) -> str:
+    """JSON in which arrays and sets are lists, and functions are named by files in `folder`."""
+
+    def other(entry: Any) -> Any:
+        if isinstance(entry, FunctionType):
+            return spec_of(entry, folder / "reward_funcs")
+        if isinstance(entry, set) or hasattr(entry, "tolist"):
+            return sorted(entry) if isinstance(entry, set) else entry.tolist()
+        if isinstance(entry, Path) or type(entry).__name__ == "dtype":
+            return str(entry)
+        raise TypeError(
+            f"{type(entry).__name__} can't go into a file: give text, numbers or a name (rows: train_dataset)"
+        )
+
+    try:
+        return json.dumps(value, default=other)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what}: {str(error).rstrip('.')}.") from None

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import math
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 from whetstone.errors import UserError
 
 
-def atomic_write(path: Path, content: str | bytes) -> None:
+def atomic_write(path: Path, content: str | bytes, *, many_writers: bool = False) -> None:
     """Write a whole file beside its place and rename it there: readers see the old or the new, never half."""
     data = content.encode(errors="replace") if isinstance(content, str) else content
-    aside = path.with_name(f".{path.name}.part")
+    aside = path.with_name(f".{uuid.uuid4().hex if many_writers else path.name}.part")
     with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("wb") as file:

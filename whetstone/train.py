@@ -5,10 +5,13 @@ of a launch run this file; only the first prints and writes to the run folder.
 """
 
 import contextlib
+import importlib
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from whetstone import seeds
@@ -165,3 +168,11 @@ def finish(run: TrainingRun, step: int, seconds: float) -> dict[str, Any]:
     results = write_results(run.folder, steps=step, model_step=model_step, seconds=seconds)
     push_final(run.config, run.folder)
     return results
+
+
+def _call(_: ModuleType, *args: Any, **settings: Any) -> Any:
+    return importlib.import_module("whetstone.api").train(*args, **settings)
+
+
+# `whetstone.train` is this module, and the function of the API.
+sys.modules[__name__].__class__ = type("CallableModule", (ModuleType,), {"__call__": _call})

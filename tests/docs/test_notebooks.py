@@ -62,8 +62,10 @@ def test_keys_of_the_notebooks_exist() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["quickstart", "own_task"])
-def test_a_notebook_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "run_name"), [("quickstart", "quickstart"), ("own_task", "larger"), ("own_rows", "own_rows")]
+)
+def test_a_notebook_runs_from_end_to_end(name: str, run_name: str, tmp_path: Path) -> None:
     """As it is, in a kernel of its own: minutes."""
     pytest.importorskip("nbclient", reason="pip install nbclient ipykernel")
     pytest.importorskip("ipykernel", reason="pip install nbclient ipykernel")
@@ -71,7 +73,7 @@ def test_a_notebook_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert not any("text/html" in output.get("data", {}) for output in outputs), "log lines are plain text"
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
-    run = tmp_path / "outputs" / ("quickstart" if name == "quickstart" else "larger")
+    run = tmp_path / "outputs" / run_name
     results = json.loads((run / "train_results.json").read_text())
     assert results["accuracy_after"]["low"] > results["accuracy_before"]["high"]
     assert (run / "export").is_dir() == (name == "quickstart")

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import whetstone
-from whetstone.api import _load
 from whetstone.errors import UserError
+from whetstone.rewards.custom import load
 from whetstone.rewards.source import spec_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +31,8 @@ def half(length: int) -> float:
 
 
 def scored(completions: "list[str]", weight=SCALE, **kwargs):
-    return [fmean([half(len(text))]) for text in completions]
+    rewards = [fmean([half(len(text))]) for text in completions]
+    return rewards
 
 
 def stuck(completions, **kwargs):
@@ -37,6 +40,7 @@ def stuck(completions, **kwargs):
 
 
 handle = open(__file__)
+rewards = handle  # of the script: the function has its own
 """
 
 
@@ -61,9 +65,21 @@ def test_a_function_of_a_module_is_named_by_its_file(tmp_path: Path) -> None:
     assert spec_of(constant, tmp_path) == f"{Path(__file__)}:constant"
 
 
+def test_a_function_of_a_package_is_named_by_its_module(tmp_path: Path) -> None:
+    """By its file it could not import from its package."""
+    rewards = pytest.importorskip("trl.rewards")
+    spec = spec_of(rewards.think_format_reward, tmp_path)
+    assert spec == "trl.rewards.format_rewards:think_format_reward"
+    completions = [
+        [{"role": "assistant", "content": "<think>a</think>b"}],
+        [{"role": "assistant", "content": "b"}],
+    ]
+    assert load(spec)(completions) == [1.0, 0.0]
+
+
 def test_functions_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
     for function in (lambda completions: [], main_function(tmp_path, "stuck"), len):
-        with pytest.raises(UserError, match="reward_funcs"):
+        with pytest.raises(UserError, match=r"'my_file\.py:name'"):
             spec_of(function, tmp_path)
 
 
@@ -76,8 +92,13 @@ def test_importing_the_package_imports_nothing_else() -> None:
 
 def test_settings_are_keyword_arguments() -> None:
     assert whetstone.load_config("quickstart", max_steps=7).update.max_steps == 7
-    with pytest.raises(UserError, match="max_steps"):
+    with pytest.raises(UserError, match=r"'max_step' \(argument, did you mean 'max_steps'"):
         whetstone.load_config("quickstart", max_step=7)
+    config = whetstone.load_config(
+        developer_prompt="\U0001f600 {", max_steps=np.int64(3), dtype=torch.bfloat16
+    )
+    assert (config.tasks.developer_prompt, config.update.max_steps) == ("\U0001f600 {", 3)
+    assert config.model.bf16
 
 
 def test_steps_can_be_left_and_resumed(tmp_path: Path) -> None:
@@ -107,6 +128,6 @@ def test_steps_can_be_left_and_resumed(tmp_path: Path) -> None:
 
 
 def test_weights_of_reward_functions_are_counted_with_these(tmp_path):
-    words = {"output_dir": str(tmp_path), "datasets": {"chain_sum": {}}, "reward_weights": [2.0]}
-    config = _load(None, words, ["accuracy"]).config
+    words = {"output_dir": tmp_path, "datasets": {"chain_sum": {}}, "reward_weights": [2.0]}
+    config = whetstone.load_config(None, **words, reward_funcs=["accuracy"])
     assert (config.tasks.reward_funcs, config.tasks.reward_weights) == (["accuracy"], [2.0])

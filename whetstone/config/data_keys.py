@@ -36,6 +36,8 @@ SETTINGS: dict[str, str] = {
     "dataset_name": "dataset",
     "dataset_id_or_path": "dataset",
     "dataset_path": "dataset",
+    "train_dataset": "dataset",
+    "eval_dataset": "eval_path",
     "data_path": "path",
     "train_file": "path",
     "train_split_ratio": "eval_fraction",
@@ -188,7 +190,7 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
             settings[setting] = round(1 - value, 6)
             continue
         if setting != "max_samples" and not isinstance(value, str | dict if setting == "factory" else str):
-            raise UserError(f"{key} has to be one name, not a {type(value).__name__}.")
+            raise UserError(f"{key} has to be one name, not a {type(value).__name__} (rows: train_dataset).")
         if settings.setdefault(setting, value) != value:
             raise UserError(f"{key} and another key give the data set's {setting} twice: leave one out.")
     return settings

@@ -10,10 +10,10 @@ import yaml
 from pydantic import ValidationError
 
 from whetstone.config.base import Resume, key_descriptions
-from whetstone.config.overrides import COMMAND_LINE, parse_overrides
+from whetstone.config.overrides import ARGUMENT, COMMAND_LINE, parse_overrides
 from whetstone.config.sections import Config
 from whetstone.config.translate import OTHER_NAMES, Translation
-from whetstone.config.yaml_text import check_text, read_yaml, shorten
+from whetstone.config.yaml_text import check_text, check_values, read_yaml, shorten
 from whetstone.errors import UserError, did_you_mean
 
 SECTION_FIELDS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
@@ -27,7 +27,7 @@ class LoadedConfig:
     """A configuration, where each key's value came from, and what was understood under another name."""
 
     config: Config
-    origins: dict[str, str]  # key -> "grpo.yaml", "command line"; keys at their default are absent
+    origins: dict[str, str]  # key -> "grpo.yaml", "argument"; keys at their default are absent
     notes: tuple[str, ...]
 
 
@@ -37,7 +37,10 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
     if source is not None:
         path = find(source)
         translation.add(path.name, read_yaml(path))
-    translation.add(COMMAND_LINE, parse_overrides(overrides))
+    origin = ARGUMENT if isinstance(overrides, dict) else COMMAND_LINE
+    values = overrides if isinstance(overrides, dict) else parse_overrides(overrides)
+    check_values(values, origin)
+    translation.add(origin, values)
     translation.finish()
     if source is not None and not {"run_name", "output_dir"} & set(translation.flat):
         translation.flat["run_name"] = path.stem  # a folder for each file; with output_dir TRL's meaning

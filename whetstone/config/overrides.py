@@ -10,7 +10,7 @@ import yaml
 from whetstone.config.yaml_text import check_text, check_values, parse, shorten
 from whetstone.errors import UserError
 
-COMMAND_LINE = "command line"
+COMMAND_LINE, ARGUMENT = "command line", "argument"
 # Free text, which may look like YAML: "Answer briefly: one word", "{question}".
 TEXTS = ("developer_prompt", "system_prompt", "prompt_template", "assistant_prefix", "chat_template")
 

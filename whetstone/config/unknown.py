@@ -15,7 +15,7 @@ from whetstone.errors import UserError
 _SUGGESTIONS: dict[str, str] = {
     "data_path": "train_data train_path data_file dataset_file training_file file json_path",
     "eval_data_path": "test_file validation_file eval_file val_file test_path test_data eval_data",
-    "dataset_name": "dataset data hub_dataset train_dataset",
+    "dataset_name": "dataset data hub_dataset",
     "datasets": "task tasks",
     "environment": "env environments env_name",
     "developer_prompt": "system system_message instruction sys_prompt",

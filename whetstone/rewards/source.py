@@ -23,16 +23,16 @@ def spec_of(function: Callable[..., Any], folder: Path) -> str:
     name = getattr(function, "__name__", repr(function))
     if not isinstance(function, FunctionType) or "<" in function.__qualname__ or function.__closure__:
         raise UserError(
-            f"reward_funcs: {name} is not a plain function at the top level: write it with `def`, or give "
-            "'my_rewards.py:function'."
+            f"{name} is no plain function at the top level: write it with `def`, or give 'my_file.py:name'."
         )
     if function.__module__ != "__main__":
-        return f"{inspect.getsourcefile(function)}:{name}"
+        file = str(inspect.getsourcefile(function))
+        return f"{function.__module__ if '-packages' in file else file}:{name}"  # it may import its package
     lines: dict[str, str] = {"": "from __future__ import annotations"}
     _add_source(function, lines)
     text = "\n\n".join(lines.values()) + "\n"
     path = folder / f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
-    atomic_write(path, text)
+    atomic_write(path, text, many_writers=True)
     return f"{path}:{name}"
 
 
@@ -40,8 +40,9 @@ def _add_source(function: FunctionType, lines: dict[str, str]) -> None:
     """Add the source of `function`, after that of the global names that it uses."""
     lines[function.__name__] = ""
     source = _source(function)
+    own = {*dir(builtins), *function.__code__.co_varnames}
     for name in _names(source):
-        if name in lines or name not in function.__globals__ or hasattr(builtins, name):
+        if name in lines or name in own or name not in function.__globals__:
             continue
         value = function.__globals__[name]
         if isinstance(value, ModuleType):
@@ -54,8 +55,8 @@ def _add_source(function: FunctionType, lines: dict[str, str]) -> None:
             lines[name] = f"{name} = {value!r}"
         else:
             raise UserError(
-                f"reward_funcs: {function.__name__} uses {name}, a {type(value).__name__}, which scoring "
-                "processes cannot get: create it inside the function, or give 'my_rewards.py:function'."
+                f"{function.__name__} uses {name}, a {type(value).__name__}, which scoring "
+                "processes cannot get: create it inside the function, or give 'my_file.py:name'."
             )
     del lines[function.__name__]  # it comes after what it uses
     lines[function.__name__] = source
@@ -75,6 +76,5 @@ def _source(function: FunctionType) -> str:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
         raise UserError(
-            f"reward_funcs: the source of {function.__name__} is not known: put it into a file and give "
-            "'my_rewards.py:function'."
+            f"the source of {function.__name__} is not known: put it into a file and give 'my_file.py:name'."
         ) from None
