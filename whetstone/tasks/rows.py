@@ -18,6 +18,7 @@ from whetstone.errors import UserError
 from whetstone.rewards.answers import final_answer
 from whetstone.seeds import seed
 from whetstone.tasks.base import Task, check_setting_names
+from whetstone.tasks.known import read_known, splits_of
 from whetstone.tasks.prompts import conversation
 from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, short_repr
 
@@ -118,11 +119,13 @@ def row_settings(kind: str) -> dict[str, Any]:
 def source(settings: dict[str, Any], side: str) -> tuple[str, str | None, str]:
     """Where the rows of "train" or "eval" come from: (file or hub name, hub configuration, split or "")."""
     source_name = settings.get("path") or settings.get("dataset")
-    split = settings.get("split") or "train"
     if side == "eval":
         source_name = settings.get("eval_path") or source_name
-        split = settings.get("eval_split") or split
     source_name = str(Path(str(source_name)))
+    known = splits_of(source_name)
+    split = settings.get("split") or (known or ["train"])[0]
+    if side == "eval":
+        split = settings.get("eval_split") or (known or [split])[-1]
     return source_name, settings.get("name"), "" if _is_file(Path(source_name)) else str(split)
 
 
@@ -148,6 +151,8 @@ def read(settings: dict[str, Any], side: str, task: str) -> list[Row]:
         unused = [key for key in ("name", "split", "eval_split") if settings.get(key)]
         if unused and side == "train":
             logger.info("%s has no splits, so %s has no effect.", short_repr(path), " and ".join(unused))
+    elif splits_of(source_name) and not name:
+        rows = read_known(source_name, split, task, _is_online())
     elif path.is_dir():
         rows = read_folder(path, split, task)
     else:
@@ -161,12 +166,9 @@ def read(settings: dict[str, Any], side: str, task: str) -> list[Row]:
 
 def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list[Row]:
     import datasets
-    import huggingface_hub
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces every retry
-    is_online = _hub_resolves(huggingface_hub.constants.ENDPOINT)
     try:
-        with contextlib.nullcontext() if is_online else _offline():
+        with contextlib.nullcontext() if _is_online() else _offline():
             data = datasets.load_dataset(source_name, name, split=split)
     except Exception as error:  # the hub's client raises whatever its layers do
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -192,11 +194,15 @@ def _offline() -> Iterator[None]:
             vars(module)["HF_HUB_OFFLINE"] = value
 
 
-def _hub_resolves(endpoint: str) -> bool:
+def _is_online() -> bool:
+    """Whether the hub's name can be resolved."""
+    from huggingface_hub import constants
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces every retry
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True  # the proxy resolves names, not this machine
     try:
-        socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
     except OSError:
         return False
     return True
