@@ -24,7 +24,7 @@ BUG = (
     "and config.yaml, training.log and run.json of the run folder."
 )
 # Commands whose result is more than what they print: they succeed even where the output is lost.
-WITH_RESULTS = ("train", "sft", "eval", "profile", "compare", "serve", "launch", "export", "push")
+WITH_RESULTS = ("init", "train", "sft", "eval", "profile", "compare", "serve", "launch", "export", "push")
 WITH_FIRST_LINE = ("train", "sft", "eval", "profile", "compare", "serve", "doctor", "plan")
 
 

@@ -5,6 +5,7 @@ A module has `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and `run(args)`.
 """
 
 COMMANDS: dict[str, str] = {  # name -> summary
+    "init": "write a configuration for rows of your own; show prompts and what is paid",
     "train": "train a model",
     "sft": "fine-tune on solutions: the supervised start before RL",
     "eval": "evaluate a model or a checkpoint",

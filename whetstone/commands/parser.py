@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 DEFAULT_RECIPE = "quickstart"
 SOURCES = {
     "CONFIG": "a YAML file or the name of a shipped recipe",
+    "DATA": "a file or a folder of rows, or the name of a data set",
     "RUN|CHECKPOINT|MODEL|CONFIG": "a run, a checkpoint, a model folder, a model's name; or a configuration",
 }
 

@@ -84,7 +84,7 @@ def print_task(name: str, settings: list[str], answer: str | None = None) -> Non
     problems = [task.problem(index) for index in range(min(NUM_SAMPLES, len(task)))]
     scores = [None] * len(problems) if answer is None else _score_answer(config, problems, answer)
     for problem, score in zip(problems, scores, strict=True):
-        _print_problem(task, problem, chat)
+        print_problem(task, problem, chat)
         if score is not None:
             extracted = "no answer found" if score.answer is None else f"taken for the answer: {score.answer}"
             failure = f"\ntests: {', '.join(score.tests)}" if score.tests else ""
@@ -95,7 +95,7 @@ def print_task(name: str, settings: list[str], answer: str | None = None) -> Non
             print(f"{' its score ':-^80}\n{_format_parts(task.score(problem, gold))}")
 
 
-def _print_problem(task: Any, problem: "Problem", chat: "Chat | None") -> None:
+def print_problem(task: Any, problem: "Problem", chat: "Chat | None") -> None:
     print(f"\n{f' {problem.id} ':-^80}")
     if chat is None:
         print("\n".join(f"{message['role']}: {message['content']}" for message in problem.messages))

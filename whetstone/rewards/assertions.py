@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from typing import Any, NoReturn
 
+from whetstone.errors import UserError
+
 _VALUE = "whetstone_value_{}"
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _BUILTINS = frozenset(dir(builtins))
@@ -25,7 +27,7 @@ _OBJECTS = frozenset({"date", "datetime", "time", "timedelta", "deque", "array"}
 _ALWAYS = ""  # a name that every run of the program needs
 
 
-class UnsupportedTest(ValueError):
+class UnsupportedTest(UserError):
     """Test code that is no plain sequence of statements and assertions."""
 
 

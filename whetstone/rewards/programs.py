@@ -148,7 +148,7 @@ def _assertions(code: str, language: Language, function: str | None, where: str)
     try:
         return [ProgramTest(assertion=assertion) for assertion in split_assertions(code, function)]
     except UnsupportedTest as error:
-        raise UserError(
+        raise UnsupportedTest(
             f"{where} can't be checked outside the program's process: {error}. Write plain assertions, or "
             "calls with `expected`."
         ) from None

@@ -1,14 +1,18 @@
 """Programming problems from rows: a statement and tests. A program is paid by the tests that it passes."""
 
+import contextlib
 import json
+import logging
 import math
 import random
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from whetstone.config import Config, TaskSpec
 from whetstone.errors import UserError, did_you_mean
+from whetstone.rewards.assertions import UnsupportedTest
 from whetstone.rewards.programs import (
     ProgramResult,
     ProgramTest,
@@ -37,8 +41,12 @@ _TEST_FIELDS = {"test_code": "code", "expected_output": "stdout"}
 _LONGEST_TIME_LIMIT_S = 3600.0
 _MAX_KNOWN = 256  # programs whose results are remembered
 _OTHER_COLUMNS = ("language", "function", "entry_point", "starter_code", "solution", "wrong", "time_limit_s")
-STATEMENT_COLUMNS = ("statement", "description", "question", "problem", "prompt")
+STATEMENT_COLUMNS = ("statement", "description", "question", "problem", "prompt", "text", "question_content")
+# Of MBPP, HumanEval and LiveCodeBench, whose rows are in Python without saying so.
+PYTHON_TESTS = ("test_list", "test", "public_test_cases")
+_THEIR_COLUMNS = ("code", "canonical_solution", "test_imports", "test_setup_code", "private_test_cases")
 _PROMPT = "{statement}\n{signature}{starter}\n{format}"
+logger = logging.getLogger(__name__)
 
 
 class CodeTask(rows.RowTask):
@@ -60,6 +68,7 @@ class CodeTask(rows.RowTask):
             known = ("statement", "signature", "starter", "language", "format")
             check_template(self.settings["prompt"], known, f"The setting `prompt` of task {name}")
         self._test_fields = _check_fields(self.settings.get("test_fields"), name)
+        self._refused: list[str] = []  # why rows are left out
         self._known: dict[tuple[str, str], ProgramResult] = {}  # problem and program -> its result
         limit = config.programs.sandbox_time_limit_s
         if limit >= config.tasks.reward_timeout_s:
@@ -77,32 +86,40 @@ class CodeTask(rows.RowTask):
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
         statement = self._column("statement_column", STATEMENT_COLUMNS)
-        tests = self._column("tests_column", ("tests", "test_list", "test"))
-        self._name_unused((statement, tests, *_OTHER_COLUMNS))
-        numbered = enumerate(self._raw, 1)
+        tests = self._column("tests_column", ("tests", *PYTHON_TESTS))
+        self._name_unused((statement, tests, *_OTHER_COLUMNS, *_THEIR_COLUMNS))
+        numbered = enumerate((_as_ours(row, tests) for row in self._raw), 1)
         problem_rows = [self._row(row, statement, tests, f"{self._where}, row {i}") for i, row in numbered]
         problem_rows = [row for row in problem_rows if row is not None]
+        if self._refused:
+            logger.warning("%s: %d rows are left out. %s", self._where, len(self._refused), self._refused[0])
+        if any(str(row.get("private_test_cases") or "[")[0] != "[" for row in self._raw):
+            logger.warning("%s: private_test_cases are pickled, which is never read.", self._where)
         if not problem_rows:
             language = self._language.name if self._language else "any language"
-            raise UserError(f"{self._where} has no problem in {language}.")
+            raise UserError((self._refused or [f"{self._where} has no problem in {language}."])[0])
         del self._raw  # tests may be large
         return self._own_side(problem_rows, [row["statement"] for row in problem_rows])
 
     def _row(self, row: dict[str, Any], statement: str, tests: str, where: str) -> dict[str, Any] | None:
         """One row in the form that problems are made of; None where it is not for this language."""
-        if self._language is None and not row.get("language"):
+        if self._language is None and not row.get("language") and tests not in PYTHON_TESTS:
             raise UserError(f"{where} names no language: give a column `language`, or set language=python.")
-        language = self._language or _language(row["language"], self.name)
+        language = self._language or _language(row.get("language") or "python", self.name)
         if row.get("language") and _language(row["language"], self.name, installed=False) is not language:
             return None
-        function = row.get("function") or row.get("entry_point")
+        function = row.get("function")
         if function is not None and not isinstance(function, str):
             raise UserError(f"{where} has {rows.short_repr(function)} as `function`: give the name of one.")
         text = question_text(row.get(statement))
         if not text or row.get(tests) is None:
             raise UserError(f"{where} has no {statement if not text else tests}: give it, or drop the row.")
         checks = _renamed(row[tests], self._test_fields)
-        read_tests(checks, language, function, where)  # complains now, not in mid-run
+        try:
+            read_tests(checks, language, function, where)  # complains now, not in mid-run
+        except UnsupportedTest as error:
+            self._refused.append(str(error))
+            return None
         return {
             "statement": text,
             "language": language.name,
@@ -230,23 +247,51 @@ def _check_fields(fields: Any, task: str) -> dict[str, str | None]:
     return {**_TEST_FIELDS, **{str(key): value for key, value in fields.items()}}
 
 
-def _renamed(tests: Any, fields: dict[str, str | None]) -> Any:
+def _as_ours(row: rows.Row, column: str) -> rows.Row:
+    """A row of MBPP, HumanEval or LiveCodeBench under our names."""
+    function, tests = row.get("function") or row.get("entry_point"), _listed(row.get(column))
+    if column not in PYTHON_TESTS or not tests:
+        return {**row, "function": function}
+    solution, body = row.get("solution") or row.get("code"), row.get("canonical_solution")
+    if body and not solution:  # it goes on from the prompt
+        solution = body if f"def {function}(" in str(body) else f"{row.get('prompt') or ''}{body}"
+    if function is None and column == "test_list":
+        names = re.findall(r"def (\w+)", str(solution))
+        function = next((name for name in names if f"{name}(" in str(tests[0])), None)
+    setup = "\n".join(map(str, [*_listed(row.get("test_imports")), row.get("test_setup_code") or ""])).strip()
+    tests += [test for test in _listed(row.get("private_test_cases")) if isinstance(test, dict)]
+    tests = [_plain_test(test, setup, str(row.get("starter_code"))) for test in tests]
+    return {**row, "function": function, "solution": solution, column: tests}
+
+
+def _plain_test(test: Any, setup: str, starter: str) -> Any:
+    """A test of MBPP behind its setup; one of LiveCodeBench, of a method by JSON, as an assertion."""
+    if not isinstance(test, dict):
+        return f"{setup}\n{test}" if setup and isinstance(test, str) else test
+    if test.get("testtype") != "functional":
+        return {key: value for key, value in test.items() if key != "testtype"}
+    with contextlib.suppress(ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        arguments = [repr(json.loads(line)) for line in test["input"].splitlines() if line.strip()]
+        method, value = re.findall(r"def (\w+)\(self", starter)[0], json.loads(test["output"])
+        return f"assert Solution().{method}({', '.join(arguments)}) == {value!r}"
+    return test  # `read_tests` complains
+
+
+def _listed(cell: Any) -> list[Any]:
+    """A cell as a list: one of its own, one in JSON, or of what it holds."""
+    with contextlib.suppress(ValueError, RecursionError):
+        parsed = json.loads(cell) if isinstance(cell, str) else None
+        cell = parsed if isinstance(parsed, list | dict) else cell
+    return cell if isinstance(cell, list) else [] if cell in (None, "") else [cell]
+
+
+def _renamed(tests: Any, fields: dict[str, str | None]) -> list[Any]:
     """Tests with our names for their fields; what is not understood is left to `read_tests`."""
-    if isinstance(tests, str):
-        try:
-            parsed = json.loads(tests)
-        except (ValueError, RecursionError):
-            return tests
-        tests = parsed if isinstance(parsed, list | dict) else tests
-    if isinstance(tests, dict):
-        return _renamed([tests], fields)
-    if not isinstance(tests, list):
-        return tests
     return [
         {renamed: value for key, value in test.items() if (renamed := fields.get(key, key)) is not None}
         if isinstance(test, dict)
         else test
-        for test in tests
+        for test in _listed(tests)
     ]
 
 

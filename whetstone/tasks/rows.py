@@ -2,23 +2,24 @@
 
 import contextlib
 import importlib
+import json
 import logging
 import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from whetstone.config import recipe_folders
 from whetstone.config.data_keys import ROW_SETTINGS
 from whetstone.config.plugins import is_plugin
 from whetstone.errors import UserError
 from whetstone.rewards.answers import final_answer
 from whetstone.seeds import seed
 from whetstone.tasks.base import Task, check_setting_names
-from whetstone.tasks.known import read_known, splits_of
 from whetstone.tasks.prompts import conversation
 from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, short_repr
 
@@ -122,11 +123,22 @@ def source(settings: dict[str, Any], side: str) -> tuple[str, str | None, str]:
     if side == "eval":
         source_name = settings.get("eval_path") or source_name
     source_name = str(Path(str(source_name)))
-    known = splits_of(source_name)
-    split = settings.get("split") or (known or ["train"])[0]
+    splits = list(entry["rows"]) if (entry := known(source_name)) else []
+    split = settings.get("split") or (splits or ["train"])[0]
     if side == "eval":
-        split = settings.get("eval_split") or (known or [split])[-1]
+        split = settings.get("eval_split") or (splits or [split])[-1]
     return source_name, settings.get("name"), "" if _is_file(Path(source_name)) else str(split)
+
+
+@cache
+def known_sets() -> dict[str, dict[str, Any]]:
+    """Data sets known by name. `revision` is a commit, so that one in the hub's cache needs no network."""
+    return json.loads((recipe_folders()[0] / "datasets.json").read_text(encoding="utf-8"))
+
+
+def known(name: str) -> dict[str, Any] | None:
+    """The data set of a name; a folder of that name comes first."""
+    return None if Path(name).is_dir() else known_sets().get(name)
 
 
 def _is_file(path: Path) -> bool:
@@ -151,8 +163,6 @@ def read(settings: dict[str, Any], side: str, task: str) -> list[Row]:
         unused = [key for key in ("name", "split", "eval_split") if settings.get(key)]
         if unused and side == "train":
             logger.info("%s has no splits, so %s has no effect.", short_repr(path), " and ".join(unused))
-    elif splits_of(source_name) and not name:
-        rows = read_known(source_name, split, task, _is_online())
     elif path.is_dir():
         rows = read_folder(path, split, task)
     else:
@@ -166,16 +176,33 @@ def read(settings: dict[str, Any], side: str, task: str) -> list[Row]:
 
 def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list[Row]:
     import datasets
+    import huggingface_hub
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces every retry
+    is_online = _hub_resolves(huggingface_hub.constants.ENDPOINT)
+    remedy, entry = "Check its name and the network, or give a local file as `path`.", known(source_name)
     try:
-        with contextlib.nullcontext() if _is_online() else _offline():
+        if entry and not name:
+            file, revision, splits = entry["file"].format(split), entry["revision"], list(entry["rows"])
+            command = f"hf download {entry['repository']} --repo-type dataset --revision {revision}"
+            remedy = (
+                f"Where there is a network, run `{command} --local-dir data/{source_name}`, then set "
+                f"path={Path('data', source_name, file).parent} split={splits[0]} eval_split={splits[-1]}."
+            )
+            where = {"repo_type": "dataset", "revision": revision, "local_files_only": not is_online}
+            path = huggingface_hub.hf_hub_download(entry["repository"], file, **where)
+            rows, count = read_file(Path(path), task), entry["rows"].get(split)
+            if len(rows) != count:
+                logger.warning("%s has %d rows in split %s, not %s.", source_name, len(rows), split, count)
+            return rows
+        with contextlib.nullcontext() if is_online else _offline():
             data = datasets.load_dataset(source_name, name, split=split)
     except Exception as error:  # the hub's client raises whatever its layers do
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"The hub data set {source_name} ({f'configuration {name}, ' if name else ''}split {split}) of "
             f"task {task} could not be loaded: "
-            f"{reason.rstrip('.')}. Check its name and the network, or give a local file as `path`."
+            f"{reason.rstrip('.')}. {remedy}"
         ) from None
     return check_rows([dict(row) for row in data], f"The hub data set {source_name} of task {task}")  # type: ignore[arg-type]
 
@@ -194,15 +221,11 @@ def _offline() -> Iterator[None]:
             vars(module)["HF_HUB_OFFLINE"] = value
 
 
-def _is_online() -> bool:
-    """Whether the hub's name can be resolved."""
-    from huggingface_hub import constants
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces every retry
+def _hub_resolves(endpoint: str) -> bool:
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True  # the proxy resolves names, not this machine
     try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
+        socket.getaddrinfo(urlsplit(endpoint).hostname, None)
     except OSError:
         return False
     return True
