@@ -201,7 +201,7 @@ def test_states_in_host_memory_take_their_time_on_the_bus(qwen: ModelShape) -> N
 def test_prompts_are_measured_or_assumed() -> None:
     real = look_at_prompts(load("quickstart").config)
     assert 5 < real.tokens < 100 and real.num_problems == 10_000
-    missing = look_at_prompts(load("gsm8k").config)
+    missing = look_at_prompts(load("gsm8k", ["data_path=gsm8k/train.jsonl"]).config)
     assert missing.tokens == 200 and "gsm8k/train.jsonl" in missing.source
     assert real.shared == missing.shared == 0
     klong = look_at_prompts(load("klong", ["model_name_or_path=pebble"]).config)

@@ -1,8 +1,9 @@
 """Every command in README.md and docs/ runs on the embedded model, or stands in a table with the reason why
 not. A command that is new in the docs fails here until it is in one of the tables.
 
-The commands in the blocks of docs/data.md are run by test_data.py, those of the exercises of docs/course.md
-by test_course_solutions.py, those of the plan of the recipe pages by tests/benchmarks/test_recipes.py.
+The commands in the blocks of docs/data.md are run by test_data.py, those of own data in README.md by
+test_readme.py, those of the exercises of docs/course.md by test_course_solutions.py, those of the plan of the
+recipe pages by tests/benchmarks/test_recipes.py.
 """
 
 import json
@@ -16,7 +17,7 @@ import pytest
 
 from tests.benchmarks.test_recipes import PLAN
 from tests.support.doc_commands import COMMANDS as DATA_COMMANDS
-from tests.support.doc_commands import EXERCISE_COMMANDS
+from tests.support.doc_commands import EXERCISE_COMMANDS, OWN_DATA_COMMANDS
 from whetstone import __main__ as cli
 from whetstone.config import load, make_plan
 from whetstone.model.hub import resolve
@@ -66,6 +67,8 @@ QUICK = {
     "whet launch --help": "",
     "whet play maze_walk --player gold": "",
     "whet play NAME": "whet play guess_number --player gold",
+    "whet init": "whet init rows.json",
+    "whet init DATA": "whet init rows.json",
     "whet tasks": "",
     "whet tasks NAME": "whet tasks gcd",
     "whet tasks NAME --answer TEXT": "whet tasks gcd --answer 'The answer is 3'",
@@ -211,7 +214,6 @@ SLOW = {
         "whet train math model_path=pebble data_path=rows.json use_peft=false"
     ),
     "whet train multi_tasks 'reward_funcs=[accuracy, my_rewards.py:strict_format]'": "",
-    "whet train rows data_path=my_rows.jsonl": "",
     "whet train syllogism_toy": "",
 }
 # Commands that nothing here can run -> why. Their configurations are loaded all the same.
@@ -297,7 +299,7 @@ def commands(page: Path) -> list[str]:
 
 DOCUMENTED = sorted(
     {command for page in PAGES for command in commands(page)}
-    - {*DATA_COMMANDS, *EXERCISE_COMMANDS, *(run.command for run in PLAN)}
+    - {*DATA_COMMANDS, *OWN_DATA_COMMANDS, *EXERCISE_COMMANDS, *(run.command for run in PLAN)}
 )
 RUNNABLE = {command: text or command for command, text in {**QUICK, **SLOW}.items()}
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 MAIN = "a" * 40  # the commit that `main` stands for
@@ -36,7 +37,9 @@ class _Handler(BaseHTTPRequestHandler):
         revision = rest[1] if len(rest) > 1 else "main"
         if not rest or rest[0] == "revision":
             files = [{"rfilename": entry["path"]} for entry in self._entries(repository) if "size" in entry]
-            return self._json({"id": repository, "sha": _commit(revision), "siblings": files, "private": False})
+            return self._json(
+                {"id": repository, "sha": _commit(revision), "siblings": files, "private": False}
+            )
         if rest[0] == "tree":
             folder, is_deep = "/".join(rest[2:]), "recursive" in parse_qs(urlsplit(self.path).query)
             entries = [entry for entry in self._entries(repository) if _is_in(entry["path"], folder)]
@@ -52,10 +55,15 @@ class _Handler(BaseHTTPRequestHandler):
         asked = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
         self._json([entry for entry in self._entries("/".join(parts[2:4])) if entry["path"] in asked])
 
-    def _entries(self, repository: str) -> list[dict[str, object]]:
+    def _entries(self, repository: str) -> list[dict[str, Any]]:
         folder = self.root / repository
         return [
-            {"type": "file", "path": str(path.relative_to(folder)), "size": path.stat().st_size, "oid": _hash(path)}
+            {
+                "type": "file",
+                "path": str(path.relative_to(folder)),
+                "size": path.stat().st_size,
+                "oid": _hash(path),
+            }
             if path.is_file()
             else {"type": "directory", "path": str(path.relative_to(folder)), "oid": "0" * 40}
             for path in sorted(folder.rglob("*"))
@@ -64,7 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, repository: str, revision: str, name: str) -> None:
         path = self.root / repository / name
         if not path.is_file():
-            return self._missing("EntryNotFound" if (self.root / repository).is_dir() else "RepoNotFound", revision)
+            return self._missing(
+                "EntryNotFound" if (self.root / repository).is_dir() else "RepoNotFound", revision
+            )
         self._send(200, path.read_bytes(), {"ETag": f'"{_hash(path)}"', "X-Repo-Commit": _commit(revision)})
 
     def _json(self, value: object) -> None:

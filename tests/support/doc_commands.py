@@ -1,4 +1,4 @@
-"""The commands of docs/data.md and of the exercises of docs/course.md, which tests of their own run."""
+"""Commands of the docs that tests of their own run: docs/data.md, own data in README.md, docs/course.md."""
 
 import re
 from pathlib import Path
@@ -16,6 +16,11 @@ COMMANDS = [
     if kind == "bash"
     for line in text.splitlines()
     if line.startswith("whet ")
+]
+
+README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+OWN_DATA_COMMANDS = [
+    line.partition("  ")[0] for line in README.splitlines() if re.match(r"whet \w+ my_rows\b", line)
 ]
 
 COURSE = (DOCS / "course.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ import yaml
 
 from whetstone.commands.check import print_payments
 from whetstone.commands.parser import CommandParser, add_settings, source_and_settings
-from whetstone.commands.tasks import NUM_SAMPLES, config_for_task, print_problem
-from whetstone.config import load, recipe_folders
+from whetstone.commands.tasks import NUM_SAMPLES, print_problem
+from whetstone.config import build, load, recipe_folders
 from whetstone.config.overrides import parse_overrides
 from whetstone.errors import UserError
 
@@ -35,11 +35,11 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from whetstone.tasks import check_rewards, code, registry, rows
 
-    data, words = source_and_settings(args)
+    data, arguments = source_and_settings(args)
     if data is None:
         raise UserError("Name the data first: `whet init my_rows.csv`.")
-    settings = parse_overrides(words)
-    name = re.sub(r"[^\w.-]", "_", str(settings.pop("run_name", None) or Path(data).stem))
+    settings = parse_overrides(arguments)
+    name = re.sub(r"[^\w.-]", "_", str(settings.pop("run_name", None) or Path(data).stem or "rows"))
     file, stub = f"{name}.yaml", f"{name}_reward.py"
     for path in (file, stub):
         if Path(path).exists():
@@ -49,19 +49,14 @@ def run(args: argparse.Namespace) -> None:
     columns = rows.columns_of(rows.read(settings, "train", "rows"))
     is_code = {"tests", *code.PYTHON_TESTS} & set(columns) and set(code.STATEMENT_COLUMNS) & set(columns)
     kind = "code" if is_code else "countdown" if {"nums", "target"} <= set(columns) else "rows"
-    task = registry.make_tasks(config_for_task(kind, {**settings, "reward_funcs": "own:reward"}), "train")[
-        kind
-    ]
+    entry: dict[str, Any] = {"datasets": {kind: {"config": settings}}}
+    config = build({**entry, "reward_funcs": ["own:reward"]})  # never called: any will do
+    task = registry.make_tasks(config, "train")[kind]
     is_rated = len(task) > 0 and getattr(task, "match", "") != "none"
-
-    data_keys: dict[str, Any] = {"datasets": {kind: {"config": settings}}}
-    data_keys |= {"developer_prompt": _PROMPT} if kind == "rows" and is_rated else {}
-    values = {
-        "name": name,
-        "reward": "accuracy" if is_rated else f"{stub}:reward",
-        "columns": ", ".join(columns),
-    }
-    values["rows"] = yaml.safe_dump(data_keys, sort_keys=False, allow_unicode=True, width=110)
+    entry |= {"developer_prompt": _PROMPT} if kind == "rows" and is_rated else {}
+    text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=110)
+    values = {"name": name, "rows": text, "reward": "accuracy" if is_rated else f"{stub}:reward"}
+    values["columns"] = rows.list_columns(columns)
     for path, template in {file: "run.txt", **({} if is_rated else {stub: "reward.txt"})}.items():
         text = (recipe_folders()[0] / "init" / template).read_text("utf-8")
         Path(path).write_text(text.format(**values), "utf-8")

@@ -92,7 +92,8 @@ class CodeTask(rows.RowTask):
         problem_rows = [self._row(row, statement, tests, f"{self._where}, row {i}") for i, row in numbered]
         problem_rows = [row for row in problem_rows if row is not None]
         if self._refused:
-            logger.warning("%s: %d rows are left out. %s", self._where, len(self._refused), self._refused[0])
+            count, why = f"{len(self._refused)} of {len(self._raw)}", self._refused[0]
+            logger.warning("%s: %s rows are left out. %s", self._where, count, why)
         if any(str(row.get("private_test_cases") or "[")[0] != "[" for row in self._raw):
             logger.warning("%s: private_test_cases are pickled, which is never read.", self._where)
         if not problem_rows:
@@ -235,6 +236,12 @@ class CodeTask(rows.RowTask):
         row = problem.answer
         return {"answer": row["solution"], "tests": row["tests"], "language": row["language"]}
 
+    def notes(self) -> list[str]:
+        programs = self.config.programs
+        base = "the share of tests passed" if programs.test_reward == "partial" else "passing all tests"
+        text = f"{self.name}: {len(self):,} problems; accuracy pays {programs.base_reward_weight:g} x {base}"
+        return [f"{text}, and {programs.perfect_reward_weight:g} more if all pass."]
+
 
 def _check_fields(fields: Any, task: str) -> dict[str, str | None]:
     """`test_fields`: field of a row's tests -> ours, or null where it has no meaning."""
@@ -253,7 +260,7 @@ def _as_ours(row: rows.Row, column: str) -> rows.Row:
     if column not in PYTHON_TESTS or not tests:
         return {**row, "function": function}
     solution, body = row.get("solution") or row.get("code"), row.get("canonical_solution")
-    if body and not solution:  # it goes on from the prompt
+    if body and not solution:  # it continues the prompt
         solution = body if f"def {function}(" in str(body) else f"{row.get('prompt') or ''}{body}"
     if function is None and column == "test_list":
         names = re.findall(r"def (\w+)", str(solution))

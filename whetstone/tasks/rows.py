@@ -8,7 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -130,15 +130,13 @@ def source(settings: dict[str, Any], side: str) -> tuple[str, str | None, str]:
     return source_name, settings.get("name"), "" if _is_file(Path(source_name)) else str(split)
 
 
-@cache
-def known_sets() -> dict[str, dict[str, Any]]:
-    """Data sets known by name. `revision` is a commit, so that one in the hub's cache needs no network."""
-    return json.loads((recipe_folders()[0] / "datasets.json").read_text(encoding="utf-8"))
-
-
 def known(name: str) -> dict[str, Any] | None:
-    """The data set of a name; a folder of that name comes first."""
-    return None if Path(name).is_dir() else known_sets().get(name)
+    """The data set of a name in config/datasets.json; None where a folder of that name is here.
+
+    `revision` is a commit, so that a copy in the hub's cache needs no network.
+    """
+    text = (recipe_folders()[0] / "datasets.json").read_text("utf-8")
+    return None if Path(name).is_dir() else json.loads(text).get(name)
 
 
 def _is_file(path: Path) -> bool:
@@ -175,11 +173,10 @@ def read(settings: dict[str, Any], side: str, task: str) -> list[Row]:
 
 
 def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list[Row]:
-    import datasets
-    import huggingface_hub
+    from huggingface_hub import constants, hf_hub_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces every retry
-    is_online = _hub_resolves(huggingface_hub.constants.ENDPOINT)
+    is_online = _hub_resolves(constants.ENDPOINT)
     remedy, entry = "Check its name and the network, or give a local file as `path`.", known(source_name)
     try:
         if entry and not name:
@@ -190,11 +187,12 @@ def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list
                 f"path={Path('data', source_name, file).parent} split={splits[0]} eval_split={splits[-1]}."
             )
             where = {"repo_type": "dataset", "revision": revision, "local_files_only": not is_online}
-            path = huggingface_hub.hf_hub_download(entry["repository"], file, **where)
-            rows, count = read_file(Path(path), task), entry["rows"].get(split)
-            if len(rows) != count:
+            rows = read_file(Path(hf_hub_download(entry["repository"], file, **where)), task)
+            if len(rows) != (count := entry["rows"].get(split)):
                 logger.warning("%s has %d rows in split %s, not %s.", source_name, len(rows), split, count)
             return rows
+        import datasets
+
         with contextlib.nullcontext() if is_online else _offline():
             data = datasets.load_dataset(source_name, name, split=split)
     except Exception as error:  # the hub's client raises whatever its layers do
