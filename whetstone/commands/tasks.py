@@ -131,17 +131,12 @@ def _print_settings(name: str, values: dict[str, Any]) -> None:
     width = max(len(key) for key in settings)
     for key, default in settings.items():
         changed = f"  (now {yaml_value(values[key])})" if key in values and values[key] != default else ""
-        print(f"  {key:<{width}}  {_shorten_default(default)}{changed}")
+        print(f"  {key:<{width}}  {cut(yaml_value(_plain_value(default)), 90)}{changed}")
     print()
 
 
-def _shorten_default(value: Any) -> str:
-    """One line of a default; reasoning-gym has long lists and enumerations among them."""
-    return cut(yaml_value(_plain_value(value)), 90)
-
-
 def _plain_value(value: Any) -> Any:
-    """A default as it is written in a configuration file."""
+    """A default as it is written in a configuration file; reasoning-gym has long lists and enumerations."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, list | tuple | set | frozenset):

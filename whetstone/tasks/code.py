@@ -39,7 +39,7 @@ _REASONED = (
 # What the tests of other projects call the fields of ours.
 _TEST_FIELDS = {"test_code": "code", "expected_output": "stdout"}
 _LONGEST_TIME_LIMIT_S = 3600.0
-_MAX_KNOWN = 256  # programs whose results are remembered
+_MAX_KNOWN = 256  # programs whose results are remembered: samples of a prompt are often the same one
 _OTHER_COLUMNS = ("language", "function", "entry_point", "starter_code", "solution", "wrong", "time_limit_s")
 STATEMENT_COLUMNS = ("statement", "description", "question", "problem", "prompt", "text", "question_content")
 # Of MBPP, HumanEval and LiveCodeBench, whose rows are in Python without saying so.
@@ -160,7 +160,10 @@ class CodeTask(rows.RowTask):
         result = self._known.get((problem.id, source))
         if result is None:
             result = run_tests(self._pool, language, source, selected, self._limits(row))
-            self._remember(problem.id, source, result)
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            if result.outcome != "timeout":  # which are missed by chance
+                self._known[problem.id, source] = result
         passed_fraction = result.passed / len(result.tests)
         all_passed = float(result.passed == len(result.tests))
         base = passed_fraction if programs.test_reward == "partial" else all_passed
@@ -171,13 +174,6 @@ class CodeTask(rows.RowTask):
             outcome=result.outcome,
             tests=result.tests,
         )
-
-    def _remember(self, problem: str, source: str, result: ProgramResult) -> None:
-        """Samples of a prompt are often the same program in other words. Time limits are missed by chance."""
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        if result.outcome != "timeout":
-            self._known[problem, source] = result
 
     def _select_tests(self, tests: tuple[ProgramTest, ...], problem: Problem) -> list[ProgramTest]:
         """The tests of this answer: in training a few, always the same ones for a problem."""

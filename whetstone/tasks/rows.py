@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from whetstone.config import recipe_folders
 from whetstone.config.data_keys import ROW_SETTINGS
 from whetstone.config.plugins import is_plugin
-from whetstone.errors import UserError
+from whetstone.errors import UserError, first_line
 from whetstone.rewards.answers import final_answer
 from whetstone.seeds import seed
 from whetstone.tasks.base import Task, check_setting_names
@@ -135,8 +135,8 @@ def known(name: str) -> dict[str, Any] | None:
 
     `revision` is a commit, so that a copy in the hub's cache needs no network.
     """
-    text = (recipe_folders()[0] / "datasets.json").read_text("utf-8")
-    return None if Path(name).is_dir() else json.loads(text).get(name)
+    entry = json.loads((recipe_folders()[0] / "datasets.json").read_text("utf-8")).get(name)
+    return None if entry is None or Path(name).is_dir() else entry
 
 
 def _is_file(path: Path) -> bool:
@@ -196,11 +196,9 @@ def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list
         with contextlib.nullcontext() if is_online else _offline():
             data = datasets.load_dataset(source_name, name, split=split)
     except Exception as error:  # the hub's client raises whatever its layers do
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"The hub data set {source_name} ({f'configuration {name}, ' if name else ''}split {split}) of "
-            f"task {task} could not be loaded: "
-            f"{reason.rstrip('.')}. {remedy}"
+            f"task {task} could not be loaded: {first_line(error)}. {remedy}"
         ) from None
     return check_rows([dict(row) for row in data], f"The hub data set {source_name} of task {task}")  # type: ignore[arg-type]
 
