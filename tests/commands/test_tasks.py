@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from whetstone.__main__ import run
-from whetstone.commands.tasks import _shorten_default, config_for_task
+from whetstone.commands.tasks import _print_settings, config_for_task
 from whetstone.tasks.registry import list_tasks, make_task, settings_of
 
 
@@ -28,12 +28,15 @@ def test_a_task_without_rows_lists_them_before_it_asks_for_rows(capsys: pytest.C
     assert table["eval_fraction"] == "0.05" and "answer_column" in table
 
 
-def test_every_task_has_settings_that_can_be_shown() -> None:
+def test_every_task_has_settings_that_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     without = [task.name for task in list_tasks() if not settings_of(task.name)]
     assert without == ["list_functions"]
     for task in list_tasks():
-        lines = [_shorten_default(value) for value in settings_of(task.name).values()]
-        assert all("\n" not in line and len(line) <= 90 for line in lines), task.name
+        values = settings_of(task.name)
+        _print_settings(task.name, {})
+        lines = [line for line in capsys.readouterr().out.splitlines()[1:] if line]
+        longest = max(map(len, values), default=0) + len("    ") + 90
+        assert len(lines) == len(values) and all(len(line) <= longest for line in lines), task.name
     assert settings_of("no_such_task") == {}
 
 
