@@ -107,7 +107,7 @@ def test_without_either_one_sentence_says_what_to_fetch(root: Path, tmp_path: Pa
     sentence = rows[0][3]
     command = re.search(r"run `hf (download openai/gsm8k .*)`, then set path=(\S+) split=(\w+) ", sentence)
     assert command is not None and sentence.count("\n") == 0, sentence
-    assert sentence.endswith("eval_split=test.")
+    assert sentence.endswith("eval_split=test.") and "no network, and no copy in the hub's cache" in sentence
     with serve_hub(root) as (address, _):  # what it says to do works
         words = [sys.executable, "-m", "huggingface_hub.cli.hf", *command[1].split()]
         subprocess.run(words, env=environment(address, tmp_path / "other"), cwd=tmp_path, check=True)

@@ -196,9 +196,10 @@ def _read_hub(source_name: str, name: str | None, split: str, task: str) -> list
         with contextlib.nullcontext() if is_online else _offline():
             data = datasets.load_dataset(source_name, name, split=split)
     except Exception as error:  # the hub's client raises whatever its layers do
+        reason = first_line(error) if is_online or not entry else "no network, and no copy in the hub's cache"
         raise UserError(
             f"The hub data set {source_name} ({f'configuration {name}, ' if name else ''}split {split}) of "
-            f"task {task} could not be loaded: {first_line(error)}. {remedy}"
+            f"task {task} could not be loaded: {reason}. {remedy}"
         ) from None
     return check_rows([dict(row) for row in data], f"The hub data set {source_name} of task {task}")  # type: ignore[arg-type]
 
