@@ -9,6 +9,7 @@ import pytest
 from whetstone.config import flatten, load, make_plan, trl_names, without_effect
 from whetstone.config.aliases import CONVERTED, REFUSED, RENAMED, WITHOUT_EFFECT
 from whetstone.config.load import SECTION_OF
+from whetstone.config.tables import table
 from whetstone.config.trl_names import NO_EFFECT
 from whetstone.config.unknown import SYNONYMS, suggest
 from whetstone.errors import UserError
@@ -147,7 +148,8 @@ def test_a_generation_batch_of_trl(tmp_path: Path) -> None:
 
 def test_names_without_effect_are_noted_in_one_line(tmp_path: Path) -> None:
     text = "log_level: info\nhub_strategy: end\nhub_token: x\ndataloader_num_workers: 4\ndo_eval: true"
-    (note,) = load(written(tmp_path, text)).notes
+    note, defaults = load(written(tmp_path, text)).notes
+    assert "num_train_epochs 3.0 (here 1.0), bf16 True (here False)" in defaults
     for name in ("log_level", "hub_strategy", "hub_token", "dataloader_num_workers", "do_eval"):
         assert name in note
 
@@ -296,6 +298,14 @@ def test_flags_of_the_q_project() -> None:
     assert config.programs.perfect_reward_weight == 1.0
     config = load("q/1.5b", ["--use_qlora"]).config
     assert (config.model.use_peft, config.model.load_in_4bit) == (True, True)
+
+
+def test_the_defaults_that_are_noted_are_those_of_trl() -> None:
+    config = trl.GRPOConfig(output_dir="x", use_cpu=True, bf16=False)
+    theirs = table("trl")["fixed"]
+    assert (theirs["num_train_epochs"], theirs["vllm_mode"]) == (config.num_train_epochs, config.vllm_mode)
+    assert config.vllm_importance_sampling_correction and theirs["bf16"]
+    assert theirs["importance_correction"] == config.vllm_importance_sampling_mode
 
 
 def test_a_batch_size_without_effect_is_said(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ BESIDES = {
     "open_r1_1_5b_code": ["reward_funcs=[rewards.py:code,format]"],
     "open_r1_codeforces_7b": ["reward_funcs=[rewards.py:cf_code,rewards.py:code_format]"],
     "open_r1_zero_7b_math": ["reward_funcs=[accuracy,format,rewards.py:soft_format]"],
+    "spec_gaming_1_5b": ["reward_funcs=[format,rewards.py:cosine]"],
     "mini_r1_countdown": ["datasets={countdown: {}}"],
 }
 SMALL = shlex.split(
@@ -55,10 +56,10 @@ def test_there_are_ten() -> None:
 def test_it_loads_with_a_few_notes(file: Path) -> None:
     loaded = load(file)
     config, flat = loaded.config, flatten(loaded.config)
-    assert len(loaded.notes) <= 5 and all("\n" not in note for note in loaded.notes)
+    assert len(loaded.notes) <= 6 and all("\n" not in note for note in loaded.notes)
     ((name, spec),) = config.tasks.datasets.items()
     assert name == "rows" and "/" in spec.config["dataset"]
-    assert config.model.bf16 and config.rollout.rollout_engine == "vllm"
+    assert config.model.bf16 and config.rollout.use_vllm == (file.stem != "slm_policy_1_5b")
     # Values under names that are ours as well arrive unchanged.
     text = file.read_text(encoding="utf-8")
     for key in ("learning_rate", "num_generations", "max_completion_length", "beta", "seed", "warmup_ratio"):
@@ -78,7 +79,7 @@ def test_values_that_mean_something_else() -> None:
     assert (plan.prompts_per_batch, plan.num_steps, plan.save_every) == (8, 4_000, 200)
     zero = by_name["open_r1_zero_7b_math"]
     assert make_plan(zero, num_problems=1_000, world_size=8).completions_per_batch == 512
-    assert by_name["open_r1_distill_1_5b"].model.chat_template is not None
+    assert by_name["open_r1_zero_7b_math"].model.chat_template is not None
     assert "Think first" in str(by_name["open_r1_1_5b_math"].tasks.developer_prompt)
     assert by_name["doge_20m"].evaluation.fixed_eval_steps == 100
     assert by_name["mini_r1_countdown"].run.report_to == ["tensorboard"]
@@ -88,8 +89,8 @@ def test_values_that_mean_something_else() -> None:
 COMPARED = {
     "doge_20m": ("problem", "solution", "numeric"),
     "open_r1_1_5b_math": ("problem", "answer", "math"),
-    "open_r1_1_5b_numina": ("problem", "solution", "numeric"),
-    "open_r1_distill_1_5b": ("problem", "solution", "numeric"),
+    "slm_policy_1_5b": ("problem", "answer", "math"),
+    "spec_gaming_1_5b": ("problem", "answer", "math"),
     "open_r1_math_7b_simple_rl": ("problem", "solution", "numeric"),
     "open_r1_smollm2_1_7b": ("problem", "answer", "math"),
     "open_r1_zero_7b_math": ("prompt", "solution", "numeric"),

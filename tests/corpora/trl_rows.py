@@ -82,6 +82,7 @@ ROWS: dict[str, Callable[[int, int], Row]] = {
     "AI-MO/NuminaMath-TIR": numina_tir,
     "DigitalLearningGmbH/MATH-lighteval": math_lighteval,
     "Jiayi-Pan/Countdown-Tasks-3to4": countdown,
+    "knoveleng/open-rs": open_r1_math,
     "open-r1/DAPO-Math-17k-Processed": dapo,
     "open-r1/OpenR1-Math-220k": open_r1_math,
     "open-r1/OpenR1-Math-cn_k12-86k": open_r1_math,
@@ -109,6 +110,10 @@ def cf_code(completions, official_tests, **columns):
 
 def code_format(completions, language, **columns):
     return [float(f"```{name}" in text) for text, name in zip(texts(completions), language)]
+
+
+def cosine(completions, answer, **columns):
+    return [float(truth in text) / (1 + len(text)) for text, truth in zip(texts(completions), answer)]
 
 
 def soft_format(completions, **columns):

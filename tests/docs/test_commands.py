@@ -41,6 +41,7 @@ SMALL = shlex.split(
     "reward_workers=1 report_to=none overwrite_output_dir=true preflight=off"
 )
 
+FOREIGN = ROOT / "tests" / "data" / "foreign"
 # Commands that run in a second or two -> what stands in for their placeholders ("": they run as they are).
 QUICK = {
     "whet": "whet --help",
@@ -48,6 +49,9 @@ QUICK = {
     "whet config FILE": "whet config quickstart",
     "whet config YOUR.yaml": "whet config theirs.yaml",
     "whet config --markdown": "",
+    "whet import FILE": f"whet import {FOREIGN}/verl_ppo_0_5b.sh",
+    "whet import YOUR.yaml": f"whet import {FOREIGN}/axolotl_gsm8k.yaml",
+    "whet import run_qwen2-7b.sh -o mine.yaml": f"whet import {FOREIGN}/verl_grpo_math.sh",
     "whet config CONFIG": "whet config grpo",
     "whet config [CONFIG]": "whet config grpo",
     "whet config config/multi_tasks.yaml": "",

@@ -12,6 +12,7 @@ COMMANDS: dict[str, str] = {  # name -> summary
     "chat": "talk to a trained model in the terminal; before and after training side by side",
     "sample": "sample answers to prompts of a file, for scripts",
     "check": "check a configuration before the run: what can be learned, what the rewards pay",
+    "import": "write a configuration of verl, TRL, axolotl and others as ours",
     "config": "list every key, or show the resolved configuration of a file",
     "tasks": "list every task, or show sample problems of one",
     "play": "play an environment in the terminal as a model would, or watch a player",

@@ -12,7 +12,9 @@ from pydantic import ValidationError
 from whetstone.config.base import Resume, key_descriptions
 from whetstone.config.overrides import ARGUMENT, COMMAND_LINE, parse_overrides
 from whetstone.config.sections import Config
+from whetstone.config.tables import is_moot, recipe_folders, table
 from whetstone.config.translate import OTHER_NAMES, Translation
+from whetstone.config.trl_names import ONLY_TRL
 from whetstone.config.yaml_text import check_text, check_values, read_yaml, shorten
 from whetstone.errors import UserError, did_you_mean
 
@@ -36,7 +38,8 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
     translation = Translation(SECTION_OF)
     if source is not None:
         path = find(source)
-        translation.add(path.name, read_yaml(path))
+        written = read_yaml(path)
+        translation.add(path.name, written)
     origin = ARGUMENT if isinstance(overrides, dict) else COMMAND_LINE
     values = overrides if isinstance(overrides, dict) else parse_overrides(overrides)
     check_values(values, origin)
@@ -46,6 +49,13 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
         translation.flat["run_name"] = path.stem  # a folder for each file; with output_dir TRL's meaning
         _check_resume(translation.flat, Path("outputs"))
     config = build(translation.flat)
+    if source is not None and not ONLY_TRL.isdisjoint(written):
+        ours, flat = flatten(config), translation.flat
+        theirs = {k: v for k, v in table("trl")["fixed"].items() if k not in flat and not is_moot(k, flat)}
+        shown = ", ".join(f"{key} {value} (here {ours[key]})" for key, value in theirs.items())
+        translation.notes += (
+            [f"{path.name} leaves out what TRL sets to another value: {shown}."] if shown else []
+        )
     return LoadedConfig(config=config, origins=translation.origins, notes=tuple(translation.notes))
 
 
@@ -99,12 +109,6 @@ def find(source: str | os.PathLike[str]) -> Path:
         f": give the path of a YAML file, or one of the recipes {', '.join(recipe_names())}."
     )
     raise UserError(f"There is no configuration file '{shown}'{hint}")
-
-
-def recipe_folders() -> list[Path]:
-    """Where shipped recipes lie: inside the installed package, or beside it in a clone."""
-    package = Path(__file__).resolve().parent.parent
-    return [folder for folder in (package / "recipes", package.parent / "config") if folder.is_dir()]
 
 
 def recipe_names() -> list[str]:

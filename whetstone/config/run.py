@@ -104,7 +104,7 @@ class RunConfig(Section):
             raise ValueError(f"write a name or a list of {', '.join(SINKS)}, or none")
         entries = [] if value is None else [value] if isinstance(value, str) else value
         names = [name.strip().lower() for entry in entries for name in str(entry).split(",") if name.strip()]
-        names = list(SINKS) if names == ["all"] else [name for name in names if name != "none"]
+        names = list(SINKS) if names == ["all"] else [n for n in names if n not in ("none", "console")]
         if unknown := next((name for name in names if name not in SINKS), None):
             raise ValueError(f"'{shorten(unknown)}' is not known: choose from {', '.join(SINKS)} or none")
         return list(dict.fromkeys(names))

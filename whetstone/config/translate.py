@@ -6,7 +6,6 @@ from typing import Any
 
 from whetstone.config.aliases import (
     CONVERTED,
-    MATH_PROJECT,
     REFUSED,
     RENAMED,
     REWARDS,
@@ -33,8 +32,8 @@ class Translation:
         """`keys`: our own."""
         self._keys = frozenset(keys)
         names = (RENAMED, CONVERTED, DATA_KEYS, SECTIONS)
-        self._complaints = Complaints(known=self._keys.union(*names))
-        self._idle: dict[str, dict[str, list[str]]] = {}  # origin -> reason -> keys without effect
+        self.complaints = Complaints(known=self._keys.union(*names))
+        self.idle: dict[str, dict[str, list[str]]] = {}  # origin -> reason -> keys without effect
         self._data = DataKeys()
         self._written: dict[str, Any] = {}  # under the names that were used
         self.flat: dict[str, Any] = {}
@@ -73,14 +72,13 @@ class Translation:
 
     def finish(self) -> None:
         """Complain about all that was not understood; note what would be missed in the run."""
-        self._complaints.raise_all()
+        self.complaints.raise_all()
         if self.flat.get("use_vllm") is True and "use_vllm" in self.origins:
             self.origins.setdefault("rollout_engine", self.origins["use_vllm"])
         self.notes += self._data.finish()
         self._logging_fraction()
         self._warmup_of_schedule()
-        self._adapter()
-        self.notes += [_idle_note(origin, reasons) for origin, reasons in self._idle.items()]
+        self.notes += [_idle_note(origin, reasons) for origin, reasons in self.idle.items()]
 
     def _plain(self, values: dict[str, Any], origin: str) -> dict[str, Any]:
         """Keys that are ours under this or another name."""
@@ -100,13 +98,13 @@ class Translation:
                     ours[RENAMED[key]] = value
                     self.notes.append(f"{key} ({origin}) is taken for {RENAMED[key]}.")
             elif key in WITHOUT_EFFECT:
-                self._idle.setdefault(origin, {}).setdefault(WITHOUT_EFFECT[key], []).append(key)
+                self.idle.setdefault(origin, {}).setdefault(WITHOUT_EFFECT[key], []).append(key)
             elif key in REFUSED:
                 harmless, reason = REFUSED[key]
                 if value and value not in harmless:
-                    self._complaints.refused.append((key, origin, reason))
+                    self.complaints.refused.append((key, origin, reason))
             else:
-                self._complaints.unknown.append((key, origin))
+                self.complaints.unknown.append((key, origin))
         return ours
 
     def _converted(self, values: dict[str, Any], ours: dict[str, Any], origin: str) -> dict[str, Any]:
@@ -188,15 +186,6 @@ class Translation:
         self.origins.setdefault("warmup_steps", origin)
         self.notes.append(f"num_warmup_steps ({origin}) is taken for warmup_steps: {warmup}.")
 
-    def _adapter(self) -> None:
-        """LoRA settings without a switch mean an adapter in the math project's files."""
-        settings = [key for key in self.flat if key.startswith("lora_")]
-        if settings and "use_peft" not in self.flat and len(MATH_PROJECT & set(self._written)) >= 2:
-            self.flat["use_peft"] = True
-            self.origins["use_peft"] = self.origins[settings[0]]
-            shown = f"{', '.join(settings)} ({self.origins[settings[0]]})"
-            self.notes.append(f"{shown}: a LoRA adapter is trained (use_peft=false trains all weights).")
-
 
 def _idle_note(origin: str, reasons: dict[str, list[str]]) -> str:
     if sum(map(len, reasons.values())) == 1:
@@ -208,10 +197,9 @@ def _idle_note(origin: str, reasons: dict[str, list[str]]) -> str:
 
 def _lay_flat(values: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:
     """A nested file laid flat: `model: {path: x}` becomes `model_name_or_path: x`."""
-    flat = {key: value for key, value in values.items() if not _is_section(key, value)}
-    for section, inside in values.items():
-        if not _is_section(section, inside):
-            continue
+    sections = {key: value for key, value in values.items() if key in SECTIONS and isinstance(value, dict)}
+    flat = {key: value for key, value in values.items() if key not in sections}
+    for section, inside in sections.items():
         short = SECTIONS[section]
         if section == "model" and inside.get("path"):  # `name` is then a title
             inside = {key: value for key, value in inside.items() if key != "name"}
@@ -230,10 +218,6 @@ def _lay_flat(values: dict[str, Any], origin: str, notes: list[str]) -> dict[str
             more = "; use_peft: true with it"
         notes.append(f"{section} ({origin}) is a section, whose keys are read as the file's: {read}{more}.")
     return flat
-
-
-def _is_section(key: str, value: Any) -> bool:
-    return key in SECTIONS and isinstance(value, dict)
 
 
 def _refuse_two_names(values: dict[str, Any], origin: str) -> None:
