@@ -53,9 +53,7 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
         ours, flat = flatten(config), translation.flat
         theirs = {k: v for k, v in table("trl")["fixed"].items() if k not in flat and not is_moot(k, flat)}
         shown = ", ".join(f"{key} {value} (here {ours[key]})" for key, value in theirs.items())
-        translation.notes += (
-            [f"{path.name} leaves out what TRL sets to another value: {shown}."] if shown else []
-        )
+        translation.notes += [f"{path.name} leaves out what TRL sets otherwise: {shown}."] if shown else []
     return LoadedConfig(config=config, origins=translation.origins, notes=tuple(translation.notes))
 
 
