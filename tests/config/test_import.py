@@ -16,6 +16,7 @@ from whetstone.config.load import SECTION_OF
 from whetstone.config.tables import PROJECTS, table
 from whetstone.config.translate import OTHER_NAMES
 from whetstone.errors import UserError
+from whetstone.rewards import custom
 
 FOLDER = Path(__file__).parents[1] / "data" / "foreign"
 FILES = sorted(FOLDER.iterdir())
@@ -87,7 +88,8 @@ SMALL = shlex.split(
     "prompts_per_step=2 num_generations=2 steps_per_generation=1 gradient_accumulation_steps=1 bf16=false "
     "max_completion_length=4 max_prompt_length=300 eval_num_samples=0 reward_workers=1 save_strategy=no "
     "preflight=off push_to_hub=false load_in_4bit=false warmup_steps=0 reward_funcs=[accuracy] "
-    "reward_weights=null eval_datasets={} lora_target_modules=all-linear torch_compile=false async_rollouts=0"
+    "reward_weights=null eval_datasets={} lora_target_modules=all-linear torch_compile=false "
+    "generation_batch_size=null async_rollouts=0"
 )
 
 
@@ -233,6 +235,21 @@ def test_verl_as_yaml_and_as_overrides_is_the_same(tmp_path: Path) -> None:
     assert any("trainer.val_files" in key for keys in first.left.values() for key in keys)
 
 
+def test_a_reward_function_of_verl_is_taken_as_it_is(tmp_path: Path) -> None:
+    text = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+    file = written(
+        tmp_path, "score.py", f"{text}    return float(ground_truth in solution_str) + extra_info['more']\n"
+    )
+    columns = {"answer": ["42", "42"], "data_source": ["a", "a"], "extra_info": [{"more": 1}, {"more": 2}]}
+    arguments = {
+        "prompts": ["?"] * 2,
+        "completions": ["It is 42.", "41"],
+        "completion_ids": [[1], [2]],
+        **columns,
+    }
+    assert custom.call(custom.load(f"{file}:compute_score"), arguments, 2)[0] == [2.0, 2.0]
+
+
 def test_an_unknown_key_and_an_inexact_batch_are_said(tmp_path: Path) -> None:
     text = "actor_rollout_ref: {model: {path: m, novelty: 3}, actor: {ppo_mini_batch_size: 100}}"
     result = imported(tmp_path, "verl.yaml", text)
@@ -359,11 +376,10 @@ def test_a_broken_file_is_one_sentence(
 def trains(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     output = output_of(file, folder)
-    assert run(["config", str(output), "--changed"]) == 0
     rows = write_rows("open-r1/DAPO-Math-17k-Processed", folder)
     tasks = f"datasets={{rows: {{config: {{path: {rows}, prompt_column: prompt, answer_column: solution}}}}}}"
     words = [*SMALL, tasks, f"output_dir={folder}", "run_name=run"]
-    assert run(["train", str(output), *words]) == 0
+    assert run(["config", str(output), "--changed", *words]) == run(["train", str(output), *words]) == 0
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1]
 

@@ -17,7 +17,7 @@ from whetstone.config.plugins import awaited, load_object
 
 # What functions of one answer call its text, and the truth: the columns that are looked for, in this order.
 LISTS = {"completions", "prompts", "completion_ids"}
-_TEXTS = ("generated_text", "output", "response", "completion")
+_TEXTS = ("generated_text", "solution_str", "output", "response", "completion")
 _TRUTHS = {"ground_truth": ("answer", "target"), "ground_truth_ans": ("target", "answer")}
 LARGEST = 1e9  # a reward beyond it would overflow the arithmetic of advantages
 
