@@ -451,3 +451,12 @@ def test_its_prompt_without_a_chat_template() -> None:
         "example <answer> (1 + 2) / 3 </answer>.<|im_end|>\n"
         "<|im_start|>assistant\nLet me solve this step by step.\n<think>"
     )
+
+
+def test_lora_settings_without_use_peft_are_named(tmp_path: Path) -> None:
+    """The math project's README: `lora_r: 16` in its flat file; 16 is our default, too."""
+    loaded = load(written(tmp_path, "model_path: pebble\nlora_r: 16\n"))
+    assert not loaded.config.model.use_peft
+    assert "lora_r (theirs.yaml) adds no adapter" in " ".join(loaded.notes)
+    for text in ("lora_r: 16\nuse_peft: false\n", "lora: {r: 16}\n", "model_path: pebble\n"):
+        assert "no adapter" not in " ".join(load(written(tmp_path, text)).notes)

@@ -78,6 +78,9 @@ class Translation:
         self.notes += self._data.finish()
         self._logging_fraction()
         self._warmup_of_schedule()
+        if "lora_r" in self.flat and "use_peft" not in self.flat:
+            origin = self.origins["lora_r"]
+            self.notes.append(f"lora_r ({origin}) adds no adapter: set use_peft=true to train one.")
         self.notes += [_idle_note(origin, reasons) for origin, reasons in self.idle.items()]
 
     def _plain(self, values: dict[str, Any], origin: str) -> dict[str, Any]:
