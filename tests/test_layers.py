@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, str] = {
     "endpoint": "errors types files environments",
     "algorithm": "errors config",
     "parallel": "errors config",
-    "model": "errors types terminal config parallel",
+    "model": "errors types terminal config environments parallel",
     "engines": "errors types seeds terminal config parallel model",
     "cost": "errors config tasks model",
     "rollout": "errors types seeds terminal config environments tasks endpoint parallel engines",
@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, str] = {
     "run": "errors types seeds files terminal config sandbox rewards environments tasks endpoint algorithm "
     "parallel model engines cost rollout update evaluation",
     "inference": "errors types seeds files config tasks endpoint model engines rollout run",
-    "serving": "errors types seeds endpoint model engines rollout run inference",
+    "serving": "errors types seeds environments endpoint model engines rollout run inference",
     "diagnosis": "errors terminal run",
     "watch": "errors types files sandbox endpoint model run inference diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import rollouts
 from whetstone.endpoint.choice import Choice, Codec, TokenChunk
 from whetstone.endpoint.text_stream import StopTexts
-from whetstone.environments.tools import block_calls, fenced_calls, parse_calls
+from whetstone.environments.calls import block_calls, fenced_calls, parse_calls
 from whetstone.report.page import esc
 from whetstone.rewards import matching
 from whetstone.rewards.answers import extract_math
@@ -21,19 +22,14 @@ from whetstone.sandbox.languages import LANGUAGES
 SIZE = 1_000_000
 PYTHON = LANGUAGES["python"]
 TOOLS = [{"type": "function", "function": {"name": "a"}}]
-CODEC = Codec(
-    decode=lambda ids: "x" * len(ids),
-    decode_special=lambda ids: "x" * len(ids),
-    special_ids=frozenset({1}),
-    stop_ids=frozenset(),
-)
+CODEC = Codec(chat=rollouts.Codec(), stop_ids=frozenset())
 
 
 def streamed(text: str) -> None:
     """A long answer, a token at a time."""
-    choice = Choice(CODEC, ["STOP"], has_tools=True)
+    choice = Choice(CODEC, ["STOP"], tools=TOOLS)
     for _ in range(len(text) // 50):
-        choice.push(TokenChunk(sample=0, token_ids=(2,), logprobs=(0.0,)))
+        choice.push(TokenChunk(sample=0, token_ids=(9,), logprobs=(0.0,)))
 
 
 def stopped(text: str) -> None:

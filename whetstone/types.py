@@ -4,7 +4,7 @@ Frozen and complete when created: a value that is known later belongs to the nex
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -262,8 +262,8 @@ def _longest_prefix(ids: tuple[int, ...], sequences: list[tuple[int, ...]]) -> t
     return best, length
 
 
-def common_length(ids: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """With how many equal tokens both begin."""
+def common_length(ids: Sequence[Any], other: Sequence[Any]) -> int:
+    """With how many equal tokens or characters both begin."""
     low, high = 0, min(len(ids), len(other))
     while low < high:  # slices are compared much faster than tokens
         middle = (low + high + 1) // 2

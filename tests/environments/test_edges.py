@@ -14,9 +14,9 @@ from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.environments.adapter import open_episode, open_problem
+from whetstone.environments.calls import executed_calls, parse_calls
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.environments.toolbox import TOOLBOX, tool_schemas
-from whetstone.environments.tools import executed_calls, parse_calls
 from whetstone.errors import UserError
 from whetstone.files import json_safe
 from whetstone.model.chat import Chat

@@ -8,8 +8,9 @@ import pytest
 from transformers.utils.chat_template_utils import get_json_schema
 
 from tests.environments import counter
+from whetstone.environments.calls import block_calls, fenced_calls, parse_calls
 from whetstone.environments.pool import EpisodePool
-from whetstone.environments.tools import block_calls, fenced_calls, parse_calls, tool_schema
+from whetstone.environments.tools import tool_schema
 
 COUNTER = f"{Path(counter.__file__)}:Counter"
 CALL = {"name": "add", "arguments": {"number": 7}}

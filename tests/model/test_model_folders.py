@@ -37,7 +37,6 @@ def outcome(room):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in TEMPLATES])
 def test_a_broken_folder_is_refused_in_one_sentence(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(templates, "takes_system", lambda *_: True)  # below
     monkeypatch.setattr(loading, "TOKENIZER_S", 1.0)
     make(tmp_path / "model", name)
     code, result = outcome(ModelConfig(model_name_or_path=str(tmp_path / "model")))
@@ -71,9 +70,10 @@ def test_a_template_that_takes_a_system_message_gets_it():
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
-    assert templates.takes_system(tokenizer, "pebble") is True
+    template = templates.chat_template(tokenizer, "pebble", {})
+    assert "system" in template.roles
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2"}]
-    ours = templates.render(tokenizer, messages, "pebble")
+    ours = template.render(messages)
     assert ours == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
@@ -83,8 +83,10 @@ def test_a_rendering_that_never_ends_is_stopped(monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
     tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     monkeypatch.setattr(templates, "RENDER_S", 0.2)
+    trial = "{% else %}{{ messages[0].content }}{% endif %}"
+    tokenizer.chat_template = "{% if messages[0].content == '?' %}" + tokenizer.chat_template + trial
     with pytest.raises(UserError, match=r"0\.2 s"):
-        templates.render(tokenizer, [{"role": "user", "content": "?"}], "m")
+        templates.chat_template(tokenizer, "m", {}).render([{"role": "user", "content": "?"}])
 
 
 HOSTILE = {
@@ -103,13 +105,12 @@ def test_a_template_that_behaves_in_its_trial_is_stopped_later(name, monkeypatch
     tokenizer.chat_template = (
         f"{{% if messages[-1].content|length < 20 %}}{plain}{{% else %}}{HOSTILE[name]}{{% endif %}}"
     )
-    assert templates.takes_system(tokenizer, "m") is False
+    template = templates.chat_template(tokenizer, "m", {})
+    assert not template.roles
     monkeypatch.setattr(templates, "RENDER_S", 0.5)
     with pytest.raises(UserError, match="The chat template of m"):
-        templates.render(tokenizer, [{"role": "user", "content": "What is two and two?"}], "m")
-    assert (
-        templates.render(tokenizer, [{"role": "user", "content": "2 + 2"}], "m") == "2 + 2"
-    )  # a new process
+        template.render([{"role": "user", "content": "What is two and two?"}])
+    assert template.render([{"role": "user", "content": "2 + 2"}]) == "2 + 2"  # a new process
 
 
 def test_no_template_knows_the_question_of_its_trial():

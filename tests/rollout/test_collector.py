@@ -193,7 +193,7 @@ def test_numbers_of_a_step_by_hand():
 
 def test_base_models_get_the_template_and_the_prefix():
     class Bare:
-        chat_template = None
+        chat_template, all_special_ids = None, ()
 
         def __call__(self, text, add_special_tokens):
             return {"input_ids": [1, *map(ord, text)] if add_special_tokens else list(map(ord, text))}

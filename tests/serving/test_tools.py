@@ -82,7 +82,7 @@ def test_calls_of_tools_come_back(caller: Running) -> None:
     result = {"role": "tool", "tool_call_id": call.id, "content": "77"}
     again = ask(caller, messages=[*MESSAGES, choice.message.model_dump(), result], max_tokens=4)
     ids = caller.served.encode_chat([*MESSAGES, choice.message.model_dump(), result], TOOLS)
-    text = caller.served.codec.decode_special(ids)
+    text = caller.served.codec.chat.decode(ids, keep_special=True)
     assert f"Let me add.<tool_call>{CALL}</tool_call><|end|><|user|>77<|end|>" in text
     assert again.usage.prompt_tokens == len(ids)
 

@@ -20,6 +20,11 @@ class Codec:
     def close_turn(self):
         return ()
 
+    special_ids = frozenset({1})
+
+    def turn(self, prompt, token_ids, *, keep_special=False):
+        return self.decode(token_ids)
+
     def decode(self, token_ids, *, keep_special=False):
         return Characters().decode(token_ids)
 

@@ -105,7 +105,7 @@ def _problem(sampler: "Sampler", name: str) -> "Problem":
 def _scores(sampler: "Sampler", problem: "Problem", answers: "list[Answer]") -> "list[Score]":
     from whetstone.inference.problems import score_answers
 
-    return score_answers(sampler.source.config, problem, answers)
+    return score_answers(sampler.source.config, sampler.chat, problem, answers)
 
 
 def _print_json(

@@ -1,14 +1,29 @@
 """One answer while it is sampled: tokens -> text up to a stop string, tool calls, the reason of its end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from whetstone.endpoint.text_stream import StopTexts, TextStream
-from whetstone.environments.tools import CALL_MARKERS, answer_start, parse_calls
-from whetstone.types import Finish, TopLogprobs
+from whetstone.environments.calls import CALL_MARKERS, Tools, answer_start, parse_calls
+from whetstone.types import Finish, Message, Problem, TopLogprobs
 
 LONGEST_MARKER = max(map(len, CALL_MARKERS))
+
+
+class ChatCodec(Protocol):
+    """Messages to tokens and back: the part of `model.chat.Chat` that rollouts and endpoints need."""
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+    @property
+    def call_hint(self) -> str: ...
+    def encode(self, problem: Problem) -> tuple[int, ...]: ...
+    def encode_solution(self, problem: Problem, solution: str | Message) -> tuple[int, ...]: ...
+    def encode_observation(self, messages: Sequence[Message], max_tokens: int) -> tuple[int, ...]: ...
+    def close_turn(self) -> tuple[int, ...]: ...
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str: ...
+    def turn(self, prompt: Sequence[int], token_ids: Sequence[int], *, keep_special: bool = False) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +39,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """Tokens -> text, and what of it is special."""
-
-    decode: Callable[[Sequence[int]], str]
-    decode_special: Callable[[Sequence[int]], str]  # special tokens written out
-    special_ids: frozenset[int]
+    chat: ChatCodec
     stop_ids: frozenset[int]
 
 
@@ -46,11 +57,13 @@ class Delta:
 
 
 class Choice:
-    """`has_tools`: text that may be a call is held back until the answer has ended."""
+    """With tools, text that may be a call is held back until the answer has ended."""
 
-    def __init__(self, codec: Codec, stops: Sequence[str], *, has_tools: bool) -> None:
-        self._codec, self._has_tools = codec, has_tools
-        self._stream, self._stops = TextStream(codec.decode), StopTexts(stops)
+    def __init__(
+        self, codec: Codec, stops: Sequence[str], *, tools: Tools = (), prompt: Sequence[int] = ()
+    ) -> None:
+        self._codec, self._tools, self._prompt = codec, tools, prompt
+        self._stream, self._stops = TextStream(codec.chat.decode), StopTexts(stops)
         self._text = ""  # all of it, up to a stop string
         self._num_shown = 0  # characters that were given out
         self._is_held = False
@@ -70,7 +83,7 @@ class Choice:
         if chunk.finish is None:
             self._text += self._stops.push(self._stream.push(self.token_ids))
         else:
-            whole = self._codec.decode(self.token_ids)
+            whole = self._codec.chat.decode(self.token_ids)
             self._text += self._stops.push(self._stream.finish(whole))
             if not self._stops.is_reached:
                 self._text += self._stops.finish()
@@ -79,7 +92,7 @@ class Choice:
             reason = "stop"
         self.is_finished = reason is not None
         calls: tuple[dict[str, Any], ...] = ()
-        if self._has_tools and self.is_finished:
+        if self._tools and self.is_finished:
             text, calls = self._read_calls()
             reason = "tool_calls" if calls else reason
         else:
@@ -101,8 +114,8 @@ class Choice:
     def _show(self) -> str:
         """The text that can be given out now."""
         new = "" if self._is_held else self._text[self._num_shown :]
-        if self._has_tools and not self._is_held:
-            is_object = self._text[:100].lstrip().startswith("{")
+        if self._tools and not self._is_held:
+            is_object = self._text[:100].lstrip().startswith(("{", "["))
             if is_object or any(map(self._is_special, self.token_ids[self._num_seen :])):
                 self._is_held = True
             held = next(
@@ -114,18 +127,27 @@ class Choice:
         return new
 
     def _is_special(self, token: int) -> bool:
-        return token in self._codec.special_ids and token not in self._codec.stop_ids
+        return token in self._codec.chat.special_ids and token not in self._codec.stop_ids
 
     def _read_calls(self) -> tuple[str, tuple[dict[str, Any], ...]]:
         """The rest of the text and the calls, at the end of the answer."""
-        calls = parse_calls(self._codec.decode_special(self.token_ids))
+        calls = parse_calls(
+            self._codec.chat.turn(self._prompt, self.token_ids, keep_special=True), self._tools
+        )
         rest = self._text[self._num_shown :]
         self.num_unread_calls = sum("error" in call for call in calls)
         if not calls or self.num_unread_calls:
             return rest, ()
         behind = max(0, (answer_start(self._text) or 0) - self._num_shown)
         starts = [start for marker in CALL_MARKERS if (start := rest.find(marker, behind)) >= 0]
-        return (rest[: min(starts)] if starts else ""), tuple(calls)
+        return (rest[: min(starts)] if starts else self._before_special()[self._num_shown :]), tuple(calls)
+
+    def _before_special(self) -> str:
+        """The text before the first special token, which marks a call that has no marker in the text."""
+        ids = self.token_ids
+        return self._codec.chat.decode(
+            ids[: next((n for n, token in enumerate(ids) if self._is_special(token)), 0)]
+        )
 
 
 def _may_begin_call(text: str) -> bool:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from whetstone.endpoint.protocol import ApiError
-from whetstone.environments.tools import MAX_LEVELS
+from whetstone.environments.calls import MAX_LEVELS
 from whetstone.files import json_safe, num_levels, valid_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

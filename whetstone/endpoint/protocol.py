@@ -108,6 +108,18 @@ class ChatRequest(BaseRequest):
         return self.top_logprobs or 0
 
 
+class ServedChatRequest(ChatRequest):
+    """With what a run sets for all requests of its agents."""
+
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
+    reasoning_effort: str | None = None
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**(self.chat_template_kwargs or {}), **effort}
+
+
 class CompletionRequest(BaseRequest):
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from multiprocessing import reduction
 from typing import Any
 
+from whetstone.environments.calls import MAX_LEVELS
 from whetstone.environments.messages import BadMessage, pack, unpack
-from whetstone.environments.tools import MAX_LEVELS
 from whetstone.errors import UserError
 from whetstone.files import json_safe, num_levels
 from whetstone.sandbox.service import SandboxService

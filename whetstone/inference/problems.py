@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from whetstone.config import Config
 from whetstone.errors import UserError, did_you_mean
 from whetstone.inference.answers import Answer
+from whetstone.model.chat import Chat
 from whetstone.tasks.registry import make_tasks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
@@ -41,7 +42,7 @@ def find_problem(config: Config, name: str) -> Problem:
     return task.problem(index)
 
 
-def score_answers(config: Config, problem: Problem, answers: Sequence[Answer]) -> list[Score]:
+def score_answers(config: Config, chat: Chat, problem: Problem, answers: Sequence[Answer]) -> list[Score]:
     """The run's own scores, in its scoring processes: the text is untrusted."""
     few = {"reward_workers": 1, "max_reward_failure_fraction": 1.0}  # a failure is shown, not raised
     with Scorer(config.model_copy(update={"tasks": config.tasks.model_copy(update=few)})) as scorer:
@@ -49,6 +50,7 @@ def score_answers(config: Config, problem: Problem, answers: Sequence[Answer]) -
             request = ScoringRequest(
                 problem=problem,
                 text=answer.text,
+                turn=chat.turn(answer.prompt_ids, answer.token_ids),
                 completion_ids=answer.token_ids,
                 truncated=answer.finish is Finish.LENGTH,
             )

@@ -27,6 +27,7 @@ from whetstone.model.chat import Chat
 from whetstone.model.padded import rows_hidden
 from whetstone.model.policy import Policy
 from whetstone.rollout.collector import explain_engine_oom, sampling_params
+from whetstone.run.record import began_at
 from whetstone.run.source import Source, find_source
 from whetstone.tasks.prompts import build_messages, developer_prompt
 from whetstone.types import Completion, Problem
@@ -44,7 +45,7 @@ class Sampler:
         model = source.config.model
         if source.run is None and not policy.tokenizer.chat_template:  # a base model
             model = model.model_copy(update={"apply_chat_template": False})
-        self.chat = Chat(policy.tokenizer, model)
+        self.chat = Chat(policy.tokenizer, model, began_at(source.run))
         self.system = developer_prompt(source.config.tasks)  # the system prompt of the run
         self.defaults = run_defaults(source.config) if source.run is not None else model_defaults(policy)
         plain: dict[str, Any] = {
@@ -174,14 +175,17 @@ class Sampler:
         messages: list[dict[str, Any]],
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """The same of messages as chat templates take them, with the tools that the model may call."""
+        """The same of messages as chat templates take them, with the tools that the model may call, and with
+        variables of the template.
+        """
         if not any(message["role"] in ("system", "developer") for message in messages):
             role = self.source.config.tasks.developer_role
             text = self.system if system is None else valid_text(system) or None
             messages = list(build_messages(text, role, "", tuple(messages)))
         if self.chat.config.apply_chat_template:
-            return self.chat.encode(_problem(messages, tools))
+            return self.chat.encode(_problem(messages, tools), options)
         if tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
             raise UserError("The model has no chat template, so it takes no tools: leave them out.")
         return self.encode_text(self._plain_prompt(messages))

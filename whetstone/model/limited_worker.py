@@ -7,9 +7,11 @@ import contextlib
 import json
 import signal
 import sys
+from datetime import datetime
 
+from jinja2.meta import find_undeclared_variables
 from tokenizers import Tokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 
 def main() -> None:
@@ -18,7 +20,7 @@ def main() -> None:
         request = json.loads(line)
         limit_memory(request["memory"])
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # nobody handles it: it ends the process
-        answer = run(render if request["kind"] == "template" else decode, request["arguments"])
+        answer = run(KINDS[request["kind"]], request["arguments"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(answer), flush=True)
 
@@ -44,11 +46,20 @@ def run(function, arguments) -> dict[str, str]:
         return {"error": lines[0][:200] if lines else type(error).__name__}
 
 
-def render(max_text: int, **arguments) -> str:
+def render(max_text: int, now: str | None, **arguments) -> str:
+    moment = datetime.fromisoformat(now) if now else datetime.now()
+    _compile_jinja_template(arguments["chat_template"]).globals["strftime_now"] = moment.strftime
     [text], _ = render_jinja_template(**arguments)
     if len(text) > max_text:
         raise ValueError(f"it makes more than {max_text:,} characters")
     return text
+
+
+def names(text: str) -> str:
+    """The variables and functions that a chat template reads, but those that every template has."""
+    environment = _compile_jinja_template(text).environment
+    common = environment.globals.keys() - {"strftime_now"}
+    return " ".join(find_undeclared_variables(environment.parse(text)) - common)
 
 
 def decode(path: str, text: str) -> str:
@@ -57,5 +68,6 @@ def decode(path: str, text: str) -> str:
     return tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids)[:1000]
 
 
+KINDS = {"template": render, "names": names, "tokenizer": decode}
 if __name__ == "__main__":
     main()

@@ -10,26 +10,20 @@ from typing import Any, NoReturn, Protocol
 from whetstone import seeds
 from whetstone.config import Config
 from whetstone.config.environments import EnvironmentsConfig
+from whetstone.endpoint.choice import ChatCodec
 from whetstone.engines.base import Engine, Request, SamplingParams, generate_open
 from whetstone.environments.toolbox import TOOLBOX, block_arguments
 from whetstone.errors import UserError, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import SINGLE, Ranks
-from whetstone.rollout.agents.session import ChatCodec
 from whetstone.rollout.agents.stream import AgentSettings, AgentStream
-from whetstone.rollout.episodes import Environments, EpisodeCodec, Sampled
+from whetstone.rollout.episodes import Environments, Sampled
 from whetstone.rollout.rollout_func import RolloutFunction
 from whetstone.rollout.tensor_parallel import stream_of
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, show, stage
 from whetstone.types import Finish, Group, Problem, Rollout, Score, Turn
-
-
-class Codec(EpisodeCodec, ChatCodec, Protocol):
-    """Messages to tokens and back (`model.chat.Chat`)."""
-
-    def encode_solution(self, problem: Problem, solution: str) -> tuple[int, ...]: ...
 
 
 class RolloutCancelled(Exception):
@@ -104,7 +98,7 @@ class Collector:
         self,
         engine: Engine,
         scorer: Scorer | NullScorer,
-        codec: Codec,
+        codec: ChatCodec,
         *,
         max_prompt_length: int | None,
         max_length: int | None,
@@ -152,9 +146,8 @@ class Collector:
                 if self.cancelled:
                     self._cancel()
                 if not done.has_failed:
-                    self.scorer.submit(
-                        scoring_request(problems[done.problem], done)
-                    )  # overlaps with sampling
+                    request = scoring_request(problems[done.problem], done, self.codec, prompts[done.problem])
+                    self.scorer.submit(request)  # overlaps with sampling
                 sampled.append(done)
                 advance()
                 show(problems[done.problem].question, done.text)
@@ -278,7 +271,16 @@ class Collector:
         return prompt
 
 
-def scoring_request(problem: Problem, done: Sampled) -> ScoringRequest:
+def scoring_request(
+    problem: Problem, done: Sampled, codec: ChatCodec, prompt: tuple[int, ...]
+) -> ScoringRequest:
+    """`prompt`: of the problem, where the rollout has none of its own."""
+    context, plain, full = prompt if done.prompt_ids is None else done.prompt_ids, [], []
+    for turn in done.turns:
+        plain.append(codec.decode(turn.completion.token_ids))
+        full.append(codec.turn(turn.context_ids or context, turn.completion.token_ids))
+        context = turn.observation_ids
+    turns = {plain[-1]: full[-1], "\n".join(plain): "\n".join(full)}  # an agent may answer something else
     if done.outcome is not None:
         problem = replace(problem, answer={**problem.answer, "outcome": done.outcome})
     first = done.turns[0].completion.token_ids
@@ -287,6 +289,7 @@ def scoring_request(problem: Problem, done: Sampled) -> ScoringRequest:
     return ScoringRequest(
         problem=problem,
         text=done.text,
+        turn=turns.get(done.text),
         completion_ids=(*first, *rest) if rest else first,
         truncated=finish is Finish.LENGTH,
         messages=done.messages if done.episode is None else done.episode.messages,

@@ -12,24 +12,16 @@ from typing import Any, Protocol
 
 from whetstone import seeds
 from whetstone.config.environments import EnvironmentsConfig
+from whetstone.endpoint.choice import ChatCodec
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
+from whetstone.environments.calls import block_calls, executed_calls, fenced_calls, parse_calls
 from whetstone.environments.games.base import SOLVED
 from whetstone.environments.pool import Answer
 from whetstone.environments.toolbox import TOOLBOX
-from whetstone.environments.tools import block_calls, executed_calls, fenced_calls, parse_calls
 from whetstone.rollout.gathering import Gathering, TimedStream
 from whetstone.types import Completion, Episode, Finish, Message, Problem, Turn
 
 POLL_S = 0.5  # longest wait before a cancelled run is noticed
-
-
-class EpisodeCodec(Protocol):
-    """The part of `model.chat.Chat` that episodes need."""
-
-    @property
-    def call_hint(self) -> str: ...
-    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str: ...
-    def encode_observation(self, messages: Sequence[Message], max_tokens: int) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +102,7 @@ class EpisodeStream(TimedStream):
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
         pool: Environments,
-        codec: EpisodeCodec,
+        codec: ChatCodec,
         config: EnvironmentsConfig,
         max_length: int | None,
         is_cancelled: Callable[[], bool],
@@ -225,7 +217,7 @@ class EpisodeStream(TimedStream):
     def _send(self, number: int, running: _Running) -> None:
         """What the policy said last to its environment, with the calls of tools in it."""
         problem = self.problems[running.problem]
-        calls = self._calls(problem, running.completions[-1])
+        calls = self._calls(problem, running)
         if calls:
             running.messages[-1] = {**running.messages[-1], "tool_calls": calls}
             if running.num_tool_turns + 1 >= self._max_turns(problem):
@@ -238,14 +230,16 @@ class EpisodeStream(TimedStream):
             return self._start(number)
         self.pool.step(number, running.messages[-1]["content"], calls)
 
-    def _calls(self, problem: Problem, completion: Completion) -> list[dict[str, Any]]:
+    def _calls(self, problem: Problem, running: _Running) -> list[dict[str, Any]]:
         """The calls of tools in what the policy said."""
+        said = running.completions[-1].token_ids
+        prompt = running.token_ids[: -len(said)]
         if problem.environment == TOOLBOX and self.block_arguments:
-            return executed_calls(block_calls(self.codec.decode(completion.token_ids), self.block_arguments))
+            return executed_calls(block_calls(self.codec.turn(prompt, said), self.block_arguments))
         if not problem.tools:
             return []
-        text = self.codec.decode(completion.token_ids, keep_special=True)
-        return executed_calls(parse_calls(text) or fenced_calls(text, problem.tools, self.codec.call_hint))
+        text, tools = self.codec.turn(prompt, said, keep_special=True), problem.tools
+        return executed_calls(parse_calls(text, tools) or fenced_calls(text, tools, self.codec.call_hint))
 
     def _answered(self, answer: Answer) -> Request | None:
         """Process an environment's answer; the policy's next request, where it speaks again."""
@@ -307,6 +301,7 @@ class EpisodeStream(TimedStream):
         if remaining < 1:
             return self._ask_for_reward(answer.number, running, Finish.LENGTH)
         observation = self.codec.encode_observation(answer.observation, self.config.max_observation_length)
+        observation = without_stop(running.token_ids, observation)
         prompt = running.token_ids + observation
         if self.max_length is not None:
             remaining = min(remaining, self.max_length - len(prompt))
@@ -366,6 +361,11 @@ class EpisodeStream(TimedStream):
                 state=running.state,
             )
         )
+
+
+def without_stop(token_ids: tuple[int, ...], observation: tuple[int, ...]) -> tuple[int, ...]:
+    """The observation without the token that the policy stopped at: GLM stops at what opens the next turn."""
+    return observation[1:] if observation[:1] == token_ids[-1:] else observation
 
 
 def _judgement(running: _Running) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from typing import Any
 from whetstone import seeds
 from whetstone.config import Config, flatten
 from whetstone.config.plugins import describe_error, load_object
+from whetstone.endpoint.choice import ChatCodec
 from whetstone.engines.base import Engine, Request, SamplingParams
 from whetstone.errors import UserError
-from whetstone.rollout.episodes import EpisodeCodec, Sampled
+from whetstone.rollout.episodes import Sampled
 from whetstone.types import Completion, Episode, Finish, Problem, Turn
 
 REQUIRED = ("prompt_ids", "completion_ids", "logprobs")
@@ -45,7 +46,7 @@ class RolloutFunction:
     def sample(
         self,
         engine: Engine,
-        codec: EpisodeCodec,
+        codec: ChatCodec,
         problems: Sequence[Problem],
         num_samples: int,
         sampling: SamplingParams,
@@ -93,7 +94,7 @@ class RolloutFunction:
         columns: dict[str, Any],
         index: int,
         num_samples: int,
-        codec: EpisodeCodec,
+        codec: ChatCodec,
         max_length: int | None,
     ) -> Sampled:
         prompt = self._token_ids(output["prompt_ids"][index], "prompt_ids", index)

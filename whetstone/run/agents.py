@@ -27,16 +27,11 @@ def make_agents(
         )
     if not config.model.apply_chat_template or policy.ranks.tp_size > 1:
         raise UserError("agent needs apply_chat_template=true and tp_size=1: set these, or leave it out.")
-    codec = Codec(
-        decode=chat.decode,
-        decode_special=lambda ids: chat.decode(ids, keep_special=True),
-        special_ids=frozenset(policy.tokenizer.all_special_ids),
-        stop_ids=frozenset(policy.stop_token_ids),
-    )
+    codec = Codec(chat=chat, stop_ids=frozenset(policy.stop_token_ids))
     pool = AgentPool(own.agent, timeout_s=own.environment_timeout_s, memory_mb=own.environment_memory_mb)
     stack.enter_context(pool)
     endpoint = AgentEndpoint(
-        lambda token: codec.decode_special([token]),
+        lambda token: chat.decode([token], keep_special=True),
         vocab_size=policy.config.vocab_size,
         max_length=min(own.agent_max_length, policy.max_length or own.agent_max_length),
     )

@@ -21,7 +21,7 @@ from whetstone.model.sharded import load_sharded
 from whetstone.parallel.collectives import run_on_main
 from whetstone.run.folder import run_dir, scratch_folder
 from whetstone.run.lock import RunLock
-from whetstone.run.record import record_session
+from whetstone.run.record import began_at, record_session
 from whetstone.run.setup import describe_model, init_distributed, make_collector, make_scorer
 from whetstone.tasks.mixture import eval_problems
 from whetstone.terminal.log import log_ending, setup_logging
@@ -55,7 +55,8 @@ def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
         with stage("loading the model"):
             policy = load_sharded(config.model, config.parallel, ranks, weights)
             logger.info(describe_model(policy, config))
-            collector = make_collector(config, policy, scorer, stack)
+            now = run_on_main(ranks, lambda: began_at(Path(weights).parent) if weights else None, to_all=True)
+            collector = make_collector(config, policy, scorer, stack, now)
             collector.engine.update_weights(0)
         evaluator = Evaluator(config, problems, collector, folder)
         step = None if weights is None else step_of(Path(weights))

@@ -52,6 +52,13 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     return [entry for entry in sessions if isinstance(entry, dict)] if isinstance(sessions, list) else []
 
 
+def began_at(folder: Path | None) -> str | None:
+    """When a run began, which is today for its chat template whenever it goes on; None: unknown."""
+    sessions = [] if folder is None else read_sessions(folder)
+    started = sessions[0].get("started") if sessions else None
+    return started if isinstance(started, str) else None
+
+
 def read_mapping(path: Path) -> dict[str, Any] | None:
     """The mapping in a JSON or YAML file of a run; None where it is missing or broken."""
     try:

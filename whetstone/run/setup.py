@@ -27,7 +27,7 @@ from whetstone.model.reference import Reference
 from whetstone.model.sharded import load_sharded
 from whetstone.model.size import num_parameters
 from whetstone.parallel import mesh
-from whetstone.parallel.collectives import new_gloo_group
+from whetstone.parallel.collectives import new_gloo_group, run_on_main
 from whetstone.parallel.heartbeat import Heartbeat
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rewards.verify import check_reward_funcs, verify
@@ -45,7 +45,7 @@ from whetstone.run.checkpoint import Checkpoint, Saver
 from whetstone.run.cost_line import describe_cost
 from whetstone.run.folder import check_plan, open_run, run_dir, scratch_folder
 from whetstone.run.metrics import MetricsLog
-from whetstone.run.record import record_session
+from whetstone.run.record import began_at, record_session
 from whetstone.run.resources import ResourceMonitor
 from whetstone.run.status import StatusFile
 from whetstone.run.timing import ThroughputMeter
@@ -142,7 +142,9 @@ def build(
         if checkpoint is not None:
             restore(updater, checkpoint, scalars)
     with stage(f"starting the engine {config.rollout.rollout_engine}"):
-        collector = make_collector(config, policy, scorer, stack)
+        began = folder if checkpoint is None else checkpoint.folder.parent
+        now = run_on_main(ranks, lambda: began_at(began) or began_at(folder), to_all=True)
+        collector = make_collector(config, policy, scorer, stack, now)
     source = make_source(collector, tasks, config, plan)
     stack.callback(source.close)
     if checkpoint is not None:
@@ -333,14 +335,14 @@ def _make_rollout_func(config: Config, policy: Policy) -> RolloutFunction | None
 
 
 def make_collector(
-    config: Config, policy: Policy, scorer: Any, stack: contextlib.ExitStack
+    config: Config, policy: Policy, scorer: Any, stack: contextlib.ExitStack, now: str | None = None
 ) -> DistributedCollector:
-    """The collector of all ranks, with the configured engine."""
+    """The collector of all ranks, with the configured engine. `now`: the moment that prompts may tell."""
     engine = make_engine(with_room_for_turns(config), policy)
     stack.callback(engine.close)
     is_async = config.rollout.async_rollouts > 0
     side_group = new_gloo_group(policy.ranks, config.parallel.collective_timeout_s) if is_async else None
-    chat = Chat(policy.tokenizer, config.model)
+    chat = Chat(policy.tokenizer, config.model, now)
     return DistributedCollector(
         engine,
         scorer,

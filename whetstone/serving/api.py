@@ -11,12 +11,13 @@ from whetstone.endpoint.messages import check_tools
 from whetstone.endpoint.protocol import (
     MAX_SAMPLES,
     ApiError,
-    ChatRequest,
     CompletionRequest,
     GenerateRequest,
+    ServedChatRequest,
     parse_body,
 )
 from whetstone.endpoint.responses import Shape
+from whetstone.environments.calls import Tools
 from whetstone.serving.backend import (
     Backend,
     BackendUnavailable,
@@ -38,7 +39,7 @@ class Work:
 
     generations: list[GenerationRequest]  # one for each prompt
     stops: list[str]
-    has_tools: bool
+    tools: Tools
     max_calls: int | None
     shape: Shape
 
@@ -68,11 +69,11 @@ class Api:
         }
 
     def chat(self, body: bytes) -> "Answer":
-        request = parse_body(ChatRequest, body)
+        request = parse_body(ServedChatRequest, body)
         adapter = self.served.adapter(request.model)
         wants_tools = bool(request.tools) and request.tool_choice != "none"
         tools = check_tools(request.tools or []) if wants_tools else ()
-        prompt_ids = self.served.encode_chat(request.messages, tools)
+        prompt_ids = self.served.encode_chat(request.messages, tools, request.template_options)
         stops = [*request.stops, *self.served.sampler.next_question]
         max_tokens = request.max_completion_tokens or request.max_tokens
         default = self.served.sampler.defaults.max_tokens
@@ -96,7 +97,7 @@ class Api:
         work = Work(
             generations=[generation],
             stops=stops,
-            has_tools=wants_tools,
+            tools=tools,
             max_calls=1 if request.parallel_tool_calls is False else None,
             shape=shape,
         )
@@ -130,9 +131,7 @@ class Api:
             includes_usage=request.includes_usage,
             prompts=prompts,
         )
-        work = Work(
-            generations=generations, stops=request.stops, has_tools=False, max_calls=None, shape=shape
-        )
+        work = Work(generations=generations, stops=request.stops, tools=(), max_calls=None, shape=shape)
         return Answer(self, work, is_stream=bool(request.stream))
 
     def generate(self, body: bytes) -> GenerateAnswer:
@@ -201,7 +200,7 @@ class Answer:
             looked_at = time.monotonic()
             for stream, generation in zip(streams, work.generations, strict=True):
                 choices = [
-                    Choice(self._api.served.codec, work.stops, has_tools=work.has_tools)
+                    Choice(self._api.served.codec, work.stops, tools=work.tools, prompt=generation.prompt_ids)
                     for _ in generation.seeds
                 ]
                 while not all(choice.is_finished for choice in choices):

@@ -31,13 +31,7 @@ class ServedModel:
 
     def __init__(self, sampler: Sampler, names: Mapping[str, int], *, system: str | None, max_length: int):
         self.sampler, self.names, self.system, self.max_length = sampler, dict(names), system, max_length
-        tokenizer, stops = sampler.policy.tokenizer, sampler.policy.stop_token_ids
-        self.codec = Codec(
-            decode=sampler.chat.decode,
-            decode_special=lambda ids: sampler.chat.decode(ids, keep_special=True),
-            special_ids=frozenset(tokenizer.all_special_ids),
-            stop_ids=frozenset(stops),
-        )
+        self.codec = Codec(chat=sampler.chat, stop_ids=frozenset(sampler.policy.stop_token_ids))
         self._lock = threading.Lock()  # a tokenizer encodes for one thread at a time
 
     @classmethod
@@ -106,13 +100,25 @@ class ServedModel:
         return self.names[name]
 
     def encode_chat(
-        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
+        """`options`: variables of the chat template."""
         converted = template_messages(messages)
+        for name, value in (options or {}).items():
+            param = name if name == "reasoning_effort" else "chat_template_kwargs"
+            if self.sampler.chat.template is None:
+                raise ApiError(400, f"The model has no chat template: leave out {param}.", param=param)
+            try:
+                self.sampler.chat.template.check_options({name: value})
+            except UserError as error:
+                raise ApiError(400, str(error), param=param, code="invalid_value") from None
         self._check_size(sum(len(message["content"]) for message in converted), "messages")
         try:
             with self._lock:
-                return self.sampler.encode_messages(converted, self.system, tools)
+                return self.sampler.encode_messages(converted, self.system, tools, options)
         except UserError as error:
             raise ApiError(400, str(error), param="messages") from None
 
@@ -182,7 +188,7 @@ class ServedModel:
         return 0
 
     def token_text(self, token: int) -> str:
-        return self.codec.decode_special([token])
+        return self.sampler.chat.decode([token], keep_special=True)
 
 
 def sample_seeds(seed: int | None, count: int) -> tuple[int, ...]:

@@ -130,7 +130,8 @@ class Rewards:
             for number, (problem, ids, mask) in enumerate(zip(problems, completion_ids, masks, strict=True))
         ]
         for problem, done in zip(problems, sampled, strict=True):
-            self.scorer.submit(scoring_request(problem, done))
+            chat = self.problems.chat
+            self.scorer.submit(scoring_request(problem, done, chat, chat.encode(problem)))
         rollouts = [
             Rollout(
                 prompt_ids=self.problems.chat.encode(problem),

@@ -7,24 +7,16 @@ rewritten its history, or has several conversations.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from whetstone.endpoint.choice import Choice, Codec, Delta, TokenChunk
+from whetstone.endpoint.choice import ChatCodec, Choice, Codec, Delta, TokenChunk
 from whetstone.endpoint.messages import template_messages
 from whetstone.endpoint.protocol import ApiError
 from whetstone.endpoint.text_stream import num_until_stop, num_until_token
 from whetstone.errors import UserError
 from whetstone.rollout.agents.calls import Call, Reply
+from whetstone.rollout.episodes import without_stop
 from whetstone.types import Completion, Finish, Message, Problem, Turn
-
-
-class ChatCodec(Protocol):
-    """The part of `model.chat.Chat` that agents need."""
-
-    def encode(self, problem: Problem) -> tuple[int, ...]: ...
-    def encode_observation(self, messages: Sequence[Message], max_tokens: int) -> tuple[int, ...]: ...
-    def close_turn(self) -> tuple[int, ...]: ...
-    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +98,7 @@ class Session:
             raise ApiError(400, str(error), param="messages") from None
         if state.token_ids[-1] not in codec.stop_ids:
             suffix = chat.close_turn() + suffix
-        ids = state.token_ids + suffix
+        ids = state.token_ids + without_stop(state.token_ids, suffix)
         return Prompt(token_ids=ids, messages=messages, num_known=counts[number], behind=number)
 
     def _token_prompt(self, token_ids: tuple[int, ...], chat: ChatCodec) -> Prompt:
@@ -122,7 +114,7 @@ class Session:
     def record(self, call: Call, prompt: Prompt, completion: Completion, codec: Codec) -> Reply:
         """Take what the policy said; the reply that the agent gets."""
         completion = _cut(call, completion, codec)
-        choice = Choice(codec, call.stops, has_tools=bool(call.tools))
+        choice = Choice(codec, call.stops, tools=call.tools, prompt=prompt.token_ids)
         delta = choice.push(
             TokenChunk(
                 sample=0,
@@ -172,7 +164,7 @@ def _content(call: Call) -> tuple[Any, ...]:
 def _cut(call: Call, completion: Completion, codec: Codec) -> Completion:
     """The completion up to what the agent wants to stop at. The rest was sampled in vain."""
     ids = completion.token_ids
-    counts = (num_until_stop(ids, codec.decode, call.stops), num_until_token(ids, call.stop_ids))
+    counts = (num_until_stop(ids, codec.chat.decode, call.stops), num_until_token(ids, call.stop_ids))
     count = min((count for count in counts if count is not None), default=None)
     if count is None:
         return completion

@@ -15,14 +15,14 @@ from typing import Any
 
 from whetstone import seeds
 from whetstone.config.environments import EnvironmentsConfig
-from whetstone.endpoint.choice import Codec
+from whetstone.endpoint.choice import ChatCodec, Codec
 from whetstone.endpoint.protocol import ApiError
 from whetstone.engines.base import GenerationOutput, Request, SamplingParams
 from whetstone.environments.agents import AgentPool
 from whetstone.environments.pool import Answer
 from whetstone.rollout.agents.calls import Call
 from whetstone.rollout.agents.endpoint import AgentEndpoint, session_over
-from whetstone.rollout.agents.session import ChatCodec, Prompt, Session
+from whetstone.rollout.agents.session import Prompt, Session
 from whetstone.rollout.episodes import Sampled
 from whetstone.rollout.gathering import Gathering, TimedStream
 from whetstone.terminal.text import escape_controls

@@ -93,7 +93,7 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         """Its score comes from `gather`. The same answer to the same problem is scored once."""
         number = len(self._requests)
         self._requests.append(request)
-        key = (id(request.problem), request.text, len(request.completion_ids))
+        key = (id(request.problem), self._turn(request), len(request.completion_ids))
         first = self._first.setdefault(key, number)
         if first == number:
             self._unsent[self._is_isolated[request.problem.task]].append(number)
@@ -101,6 +101,9 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
             self._repeats.setdefault(first, []).append(number)
         if time.monotonic() - self._polled_at > _POLL_S:
             self._poll(0.0)
+
+    def _turn(self, request: ScoringRequest) -> str:
+        return self._config.model.assistant_prefix + request.text if request.turn is None else request.turn
 
     def gather(self) -> list[Score]:
         """Wait for everything submitted since the last call: the scores in order of submission."""
@@ -191,7 +194,9 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         if job.kind == "score":
             limit_s = self._limit_s
             rows = zip(job.numbers, requests, strict=True)
-            payload: Any = [(number, r.problem, r.text, len(r.completion_ids)) for number, r in rows]
+            payload: Any = [
+                (number, r.problem, self._turn(r), len(r.completion_ids), r.truncated) for number, r in rows
+            ]
         else:
             limit_s = min(self._limit_s * len(requests), max(self._limit_s, _MAX_CALL_S))
             answers = [

@@ -41,6 +41,7 @@ class Job:
 class ScoringRequest:
     problem: Problem
     text: str
+    turn: str | None = None  # with what the prompt began of it; None: `text` behind `assistant_prefix`
     completion_ids: Sequence[int]
     truncated: bool
     messages: Sequence[Message] | None = None  # of an episode: what was said behind the prompt

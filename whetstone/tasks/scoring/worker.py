@@ -62,13 +62,17 @@ class RewardWorker:
             for name, task in tasks.items()
         ]
 
-    def score(self, problem: Problem, text: str, num_tokens: int) -> tuple[dict[str, float], TaskScore]:
-        """The built-in parts of one answer's reward, with "correct", and the score of its task."""
-        # The prompt's `assistant_prefix` counts as written by the model.
-        full_text = self._config.model.assistant_prefix + text
-        task_score = self._tasks[split_of(problem)][problem.task].score(problem, full_text)
+    def score(
+        self, problem: Problem, text: str, num_tokens: int, truncated: bool
+    ) -> tuple[dict[str, float], TaskScore]:
+        """The built-in parts of one answer's reward, with "correct", and the score of its task.
+
+        A truncated thought is no answer.
+        """
+        is_answer = not truncated or text.rfind("<think>") <= text.rfind("</think>")
+        task_score = self._tasks[split_of(problem)][problem.task].score(problem, text if is_answer else "")
         context = RewardContext(
-            config=self._config, problem=problem, text=full_text, num_tokens=num_tokens, task_score=task_score
+            config=self._config, problem=problem, text=text, num_tokens=num_tokens, task_score=task_score
         )
         parts = {} if task_score.correct is None else {"correct": float(task_score.correct)}
         for name in self._config.tasks.reward_funcs:
@@ -183,12 +187,12 @@ def _alarm(limit_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 10 if limit_s else 0)
 
 
-def _score(worker: RewardWorker, number: int, problem: Problem, text: str, num_tokens: int) -> dict[str, Any]:
+def _score(worker: RewardWorker, number: int, problem: Problem, *answer: Any) -> dict[str, Any]:
     started_at = time.perf_counter()
     parts: dict[str, float] = {}
     score, failure = TaskScore(correct=None, reward=None), None
     try:
-        parts, score = worker.score(problem, text, num_tokens)
+        parts, score = worker.score(problem, *answer)
     except EvaluationFailed as error:
         failure = str(error)
     except Exception as error:  # a bug in a scorer costs this answer its score and does not end the run
