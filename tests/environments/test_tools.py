@@ -92,11 +92,73 @@ def test_descriptions_are_those_of_transformers(function):
         '<|python_tag|>{"name": "add", "parameters": {"number": 7}}<|eot_id|>',
         '[TOOL_CALLS][{"name": "add", "arguments": {"number": 7}}]</s>',
         '[TOOL_CALLS]add[ARGS]{"number": 7}</s>',
+        '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"number": 7}</s>',
+        "<tool_call>\n<function=add>\n<parameter=number>\n7\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>add\n<arg_key>number</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+        "<seed:tool_call><function=add><parameter=number>7</parameter></function></seed:tool_call>",
+        '<minimax:tool_call>\n<invoke name="add">\n<parameter name="number">7</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        "<|tool_call_start|>[add(number=7)]<|tool_call_end|><|im_end|>",
+        "[add(number=7)]<|eot_id|>",
+        "[add(7)]",
+        "<|tool_call>call:add{number:7}<tool_call|>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+        '{"number": 7}<|tool_call_end|><|tool_calls_section_end|>',
+        "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function"
+        '<\uff5ctool\u2581sep\uff5c>add\n```json\n{"number": 7}\n```<\uff5ctool\u2581call\u2581end\uff5c>',
+        '<|START_ACTION|>[{"tool_name": "add", "parameters": {"number": 7}}]<|END_ACTION|>',
+        '<|tools_prefix|>[{"add": {"number": 7}}]<|tools_suffix|>',
+        '<|tool_call|>[{"name": "add", "arguments": {"number": 7}}]',
         '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"number": 7}<|call|>',
     ],
 )
 def test_calls_are_read_in_the_formats_of_chat_templates(text):
-    assert parse_calls(text) == [CALL]
+    assert parse_calls(text, [tool_schema(counter.Counter().add)]) == [CALL]
+
+
+def test_values_have_the_types_of_the_tool():
+    """Formats that write every value as a text; what is no JSON stays one."""
+    kinds = {"n": "integer", "s": "string", "b": "boolean", "l": "array", "o": "object", "f": "number"}
+    schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    values = {"n": "7", "s": "7", "b": "True", "l": '["a", 1]', "o": '{"k": null}', "f": "x < y", "u": "1.5"}
+    expected = {"n": 7, "s": "7", "b": True, "l": ["a", 1], "o": {"k": None}, "f": "x < y", "u": 1.5}
+    xml = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+    glm = "".join(
+        f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n" for name, value in values.items()
+    )
+    for body in (f"<function=f>\n{xml}</function>", f"f\n{glm}"):
+        assert parse_calls(f"<tool_call>\n{body}</tool_call>", tools) == [
+            {"name": "f", "arguments": expected}
+        ]
+    lines = "<tool_call><function=f><parameter=s>\n  a\n\n b\n</parameter></function></tool_call>"
+    assert parse_calls(lines, tools)[0]["arguments"] == {"s": "  a\n\n b"}
+    gemma = '<|tool_call>call:f{o:{k:[1,<|"|>a:{b}<|"|>],t:true},s:<|"|>"q"<|"|>}<tool_call|>'
+    assert parse_calls(gemma)[0]["arguments"] == {"o": {"k": [1, "a:{b}"], "t": True}, "s": '"q"'}
+    assert parse_calls("<tool_call>f\n</tool_call>", tools) == [{"name": "f", "arguments": {}}]
+
+
+def test_lists_in_python_hold_literals_only():
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}, "y": {}}}}}
+    ]
+    for text, arguments in (
+        ("f(x={'a': [1, -2.5, None, True]})", {"x": {"a": [1, -2.5, None, True]}}),
+        ("f(1, y='it\\'s')", {"x": 1, "y": "it's"}),
+        ("f()", {}),
+    ):
+        assert parse_calls(f"[{text}]", tools) == [{"name": "f", "arguments": arguments}]
+    assert [call["name"] for call in parse_calls("[f(), f(x=1)]", tools)] == ["f", "f"]
+    for text in (
+        "f(x=open('a'))", "f(x=1 + 1)", "f(x=[i for i in 'ab'])", "f(x=y)", "f(**{'x': 1})", "f(1, 2, 3)",
+        "f(*x)",
+        "f(x=f'{1}')", "f()()", "(lambda: f)()", "f(x=", "f(x=" + "(" * 9000, "f(x=" + "-" * 9000 + "1)",
+        "f(x='" + "a" * 10_000 + "')", "f(x=1), 2",
+    ):  # fmt: skip
+        [call] = parse_calls(f"<|tool_call_start|>[{text}]<|tool_call_end|>", tools)
+        assert set(call) == {"error"}, text[:40]
+    assert parse_calls("[f(x) for x in y]") == [] == parse_calls("The list is [f(x=1)]", tools)
+    assert parse_calls("[sin(x), cos(x)]", tools) == []  # no tool: an answer
 
 
 def test_several_calls_and_none():

@@ -87,6 +87,47 @@ def test_calls_of_tools_come_back(caller: Running) -> None:
     assert again.usage.prompt_tokens == len(ids)
 
 
+def test_variables_of_the_template_are_taken_by_name(tmp_path: Path) -> None:
+    policy = load_policy(build({}).model)
+    policy.tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}"
+        "{{ 'quick' if enable_thinking is false }}{{ reasoning_effort }}{% endif %}"
+    )
+    save_model(model_writer(policy), tmp_path / "thinker", 1)
+    with serving(ServedModel.open(str(tmp_path / "thinker"), max_length=128)) as server:
+        create: Any = server.client().chat.completions.create
+        messages = [{"role": "user", "content": "1 + 1"}]
+
+        def length(**settings: Any) -> int:
+            return create(model="thinker", messages=messages, max_tokens=1, **settings).usage.prompt_tokens
+
+        plain = length()
+        assert length(reasoning_effort="high") == plain + 4
+        assert length(extra_body={"chat_template_kwargs": {"enable_thinking": False}}) == plain + 5
+        for body, param, text in (
+            (
+                {"chat_template_kwargs": {"enable_thinkin": True}},
+                "chat_template_kwargs",
+                "did you mean 'enable_thinking'",
+            ),
+            (
+                {"chat_template_kwargs": {"enable_thinking": "false"}},
+                "chat_template_kwargs",
+                "without quotes",
+            ),
+            ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "sets messages"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=text) as caught:
+                length(extra_body=body)
+            assert caught.value.param == param
+
+
+def test_a_template_without_effort_refuses_it(caller: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="does not know") as caught:
+        ask(caller, reasoning_effort="low")
+    assert caught.value.param == "reasoning_effort"
+
+
 def test_streamed_calls_are_whole_and_not_in_the_text(caller: Running) -> None:
     deltas = [event.choices[0].delta for event in ask(caller, stream=True)]
     assert "".join(delta.content or "" for delta in deltas) == "Let me add."

@@ -17,6 +17,8 @@ MAX_LEVELS = 64  # of lists and objects in each other, in the arguments of a cal
 MAX_PYTHON = 10_000  # characters of a list of calls in Python: its parser takes a stack
 Call = dict[str, Any]  # {"name", "arguments"}, or {"error"} where it can't be read
 Tools = Sequence[Mapping[str, Any]]
+Kinds = Mapping[str, Mapping[str, Any]]  # of the arguments of each tool
+_Pairs = Iterator[tuple[Any, Any]]  # names and arguments
 SECTIONS = {
     "<tool_call>": "</tool_call>", "<tool_calls>": "</tool_calls>", "<TOOLCALL>": "</TOOLCALL>",
     "<seed:tool_call>": "</seed:tool_call>", "<minimax:tool_call>": "</minimax:tool_call>",
@@ -38,7 +40,7 @@ _TAG = re.compile("|".join(map(re.escape, (*THOUGHTS, *THOUGHTS.values(), *CALL_
 _END_OF_BODY = re.compile(r"<\|(?:call|end|return|start|channel)\|>|\Z")
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 _BLOCK = re.compile(r"^[ \t]*+```(\w++)[ \t]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.DOTALL | re.MULTILINE)
-_BARE = re.compile(r'\{.*"name"|\[\{.*"name"|\[([A-Za-z_][\w.]*+)\(', re.DOTALL)
+_BARE = re.compile(r'\[?\{(?=.*"name")(?=.*"(?:arguments|parameters)")|\[([A-Za-z_][\w.]*+)\(', re.DOTALL)
 _LAST_TOKEN = re.compile(r"(?:<\|(?:eo[mt](?:_id)?|im_end|end|endoftext|end_of_text)\|>|</s>|<end_of_turn>)$")
 _BETWEEN = re.compile(r"[\s;,]*+")
 _FUNCTION = re.compile(
@@ -85,16 +87,20 @@ def parse_calls(text: str, tools: Tools = ()) -> list[Call]:
     """The calls in a turn. `tools` say of which type an argument is, where the format does not."""
     if "<|channel|>" in text and "<|message|>" in text:  # its thoughts have a channel
         return [_call(name, arguments) for name, arguments in _channel_calls(text)]
-    text = _answer(text)
+    text, kinds = _answer(text), {tool["function"]["name"]: _kinds(tool) for tool in tools}
     bodies = list(_sections(text))
     if not bodies:
         bare = _LAST_TOKEN.sub("", text.strip()).strip()
         match = _BARE.match(bare)
-        is_call = match is not None and (
-            '"parameters"' in bare or '"arguments"' in bare if match[1] is None else match[1] in _names(tools)
-        )
-        bodies = [bare] if is_call else []
-    return [call for body in bodies for call in _read(body, tools)]
+        bodies = [bare] if match is not None and (match[1] is None or match[1] in kinds) else []
+    return [call for body in bodies for call in _read(body, kinds)]
+
+
+def _kinds(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a tool with their types, as a client or `tool_schema` describes them."""
+    schema = tool["function"].get("parameters")
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _sections(text: str) -> Iterator[str]:
@@ -106,23 +112,19 @@ def _sections(text: str) -> Iterator[str]:
         begin = _BEGIN.search(text, end)
 
 
-def _names(tools: Tools) -> list[str]:
-    return [tool["function"]["name"] for tool in tools]
-
-
-def _read(body: str, tools: Tools) -> list[Call]:
-    if body in _names(tools):
+def _read(body: str, kinds: Kinds) -> list[Call]:
+    if body in kinds:
         return [_call(body, {})]  # GLM, without arguments
     for pattern, read, what in _FORMS:
         if pattern.match(body):
             try:
-                return [_call(name, arguments) for name, arguments in list(read(body, tools))]
+                return [_call(name, arguments) for name, arguments in list(read(body, kinds))]
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 return [{"error": f"the tool call is no {what}"}]
     return [{"error": "the tool call is no JSON object"}]
 
 
-def _json(body: str, tools: Tools = ()) -> Iterator[tuple[Any, Any]]:
+def _json(body: str, kinds: Kinds) -> _Pairs:
     """Objects or lists of them, one after another; special tokens may follow."""
     at = 0
     while body.startswith(("{", "["), at):
@@ -131,33 +133,24 @@ def _json(body: str, tools: Tools = ()) -> Iterator[tuple[Any, Any]]:
             if not isinstance(call, dict):
                 raise ValueError
             name = call.get("name", call.get("tool_name"))
-            is_pair = name is None and len(call) == 1  # Apertus: {"add": {"x": 41}}
-            yield (
-                next(iter(call.items()))
-                if is_pair
-                else (
-                    name,
-                    call.get("arguments", call.get("parameters", {})),
-                )
-            )
+            arguments = call.get("arguments", call.get("parameters", {}))
+            # Apertus: {"add": {"x": 41}}
+            yield next(iter(call.items())) if name is None and len(call) == 1 else (name, arguments)
         between = _BETWEEN.match(body, at)
         at = between.end() if between else at
     if at < len(body) and body[at] != "<":
         raise ValueError
 
 
-def _xml(body: str, tools: Tools) -> Iterator[tuple[str, Any]]:
+def _xml(body: str, kinds: Kinds) -> _Pairs:
     """Qwen 3.5, Qwen3-Coder, Nemotron 3, Seed; MiniMax M2, DeepSeek V3.2; GLM."""
     matches = list(_FUNCTION.finditer(body))
     for match, behind in zip(matches, [*matches[1:], None], strict=True):
         name = (match[1] or match[2]).strip()
         pairs = _PARAMETER.split(body[match.end() : behind.start() if behind else None])[1:]
         values = [_END_OF_PARAMETER.split(value, maxsplit=1)[0] for value in pairs[1::2]]
-        kinds = _properties(name, tools)
-        yield (
-            name,
-            {key: _typed(kinds.get(key), value) for key, value in zip(pairs[::2], values, strict=True)},
-        )
+        own = kinds.get(name, {})
+        yield name, {key: _typed(own.get(key), value) for key, value in zip(pairs[::2], values, strict=True)}
 
 
 def _typed(kind: Any, value: str) -> Any:
@@ -171,7 +164,7 @@ def _typed(kind: Any, value: str) -> Any:
         return value
 
 
-def _gemma(body: str, tools: Tools) -> Iterator[tuple[str, Any]]:
+def _gemma(body: str, kinds: Kinds) -> _Pairs:
     """Objects without quotation marks around keys; texts stand between `<|"|>`."""
     name, brace, rest = body.removeprefix("call:").partition("{")
     parts = (brace + rest).split('<|"|>')
@@ -180,7 +173,7 @@ def _gemma(body: str, tools: Tools) -> Iterator[tuple[str, Any]]:
     yield name, "".join(parts)
 
 
-def _python(body: str, tools: Tools) -> Iterator[tuple[str, Any]]:
+def _python(body: str, kinds: Kinds) -> _Pairs:
     """`[add(x=41)]`: LFM2, Llama 3.2 and 4."""
     if len(body) > MAX_PYTHON:
         raise ValueError
@@ -189,22 +182,21 @@ def _python(body: str, tools: Tools) -> Iterator[tuple[str, Any]]:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name | ast.Attribute):
             raise ValueError
         name = ast.unparse(call.func)
-        values = dict(zip(_properties(name, tools), call.args, strict=False))
-        values |= {keyword.arg or "": keyword.value for keyword in call.keywords}
-        if len(values) < len(call.args) + len(call.keywords):
+        values = dict(zip(kinds.get(name, {}), call.args, strict=False))
+        values |= {keyword.arg: keyword.value for keyword in call.keywords}
+        if None in values or len(values) < len(call.args) + len(call.keywords):
             raise ValueError
         yield name, {key: ast.literal_eval(value) for key, value in values.items()}
 
 
-def _named(body: str, tools: Tools) -> Iterator[tuple[str, Any]]:
+def _named(body: str, kinds: Kinds) -> _Pairs:
     """A name, a mark, and JSON: Mistral, DeepSeek, Kimi."""
     match = _NAMED.match(body)
     assert match is not None
     yield match[1], match[2]
 
 
-_Reader = Callable[[str, Tools], Iterator[tuple[Any, Any]]]
-_FORMS: tuple[tuple[re.Pattern[str], _Reader, str], ...] = (
+_FORMS: tuple[tuple[re.Pattern[str], Callable[[str, Kinds], _Pairs], str], ...] = (
     (re.compile(r"\{|\[\s*+[{\[\]]"), _json, "JSON object"),
     (_FUNCTION, _xml, "call of a function"),
     (_GEMMA, _gemma, "JSON object"),
@@ -224,11 +216,12 @@ def fenced_calls(text: str, tools: Iterable[Mapping[str, Any]], call_hint: str) 
     """An {"error"} for each call in a code fence: models that write programs put them there, but no chat
     template asks for it, so a server would not find the call. `call_hint` says how to write it.
     """
+    named = {tool["function"]["name"] for tool in tools}
     blocks = [block.removeprefix("json").strip() for block in _answer(text).split("```")[1::2]]
     calls = [
-        call for block in blocks if block.startswith("{") and '"name"' in block for call in _read(block, ())
+        call for block in blocks if block.startswith("{") and '"name"' in block for call in _read(block, {})
     ]
-    names = [call["name"] for call in calls if call.get("name") in _names(list(tools))]
+    names = [call["name"] for call in calls if call.get("name") in named]
     return [{"error": f"the call of {name} is in a code fence: {call_hint}"} for name in names]
 
 
@@ -238,7 +231,7 @@ def block_calls(text: str, arguments: Mapping[str, str]) -> list[Call]:
     return [_call(name, {arguments[name]: code}) for name, code in blocks if name in arguments]
 
 
-def _channel_calls(text: str) -> Iterator[tuple[str, str]]:
+def _channel_calls(text: str) -> _Pairs:
     """gpt-oss: of messages whose header names a function, outside the analysis channel."""
     header, *parts = text.split("<|message|>")
     for part in parts:
@@ -249,15 +242,6 @@ def _channel_calls(text: str) -> Iterator[tuple[str, str]]:
         if recipient is not None and "<|channel|>analysis" not in header:
             yield recipient[1], part[: end.start()]
         header = part[end.start() :]
-
-
-def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
-    """The arguments of a tool with their types, as a client or `tool_schema` describes them."""
-    schema = next(
-        (tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == name), None
-    )
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return properties if isinstance(properties, Mapping) else {}
 
 
 def _call(name: Any, arguments: Any) -> Call:

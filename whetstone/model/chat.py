@@ -129,7 +129,8 @@ class Chat:
         ids = whole[len(start) :] if whole[: len(start)] == start else self._ids(text)
         if not has_end or not self.close_turn():
             return (*ids, *self._end_of_turn)
-        return tuple(ids[: len(ids) - self._turn_end("text")[2]])  # what follows the end is never sampled
+        _, _, count = self._turn_end("call" if said.get("tool_calls") else "text")
+        return tuple(ids[: len(ids) - count])  # what follows the end is never sampled
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -142,11 +143,14 @@ class Chat:
         messages = self.template.exchange((), history)
         text = self.template.render(messages, add_generation_prompt=False).rpartition(ANSWER)[2]
         ids = self._ids(text)
-        stop = next((n for n, token in enumerate(ids) if token in self.special_ids), None)
-        if stop is None:
+        marks = [number for number, token in enumerate(ids) if token in self.special_ids]
+        if not marks:
             return text, (), 0
-        while ids[stop] != self.tokenizer.eos_token_id and self.special_ids.intersection(
-            ids[stop + 1 : stop + 2]
+        stop = marks[0]
+        while (
+            ids[stop] != self.tokenizer.eos_token_id
+            and (history == "call" or stop + 1 in marks)
+            and stop < marks[-1]
         ):
             stop += 1
         return text, tuple(ids[: stop + 1]), len(ids) - stop - 1

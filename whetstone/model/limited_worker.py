@@ -56,10 +56,12 @@ def render(max_text: int, now: str | None, **arguments) -> str:
 
 
 def names(text: str) -> str:
-    """The variables and functions that a chat template reads, but those that every template has."""
+    """The variables that a chat template reads, and `strftime_now`."""
     environment = _compile_jinja_template(text).environment
-    common = environment.globals.keys() - {"strftime_now"}
-    return " ".join(find_undeclared_variables(environment.parse(text)) - common)
+    today = environment.globals.pop("strftime_now")  # of what every template has, the one that is asked for
+    names = find_undeclared_variables(environment.parse(text))
+    environment.globals["strftime_now"] = today
+    return " ".join(names)
 
 
 def decode(path: str, text: str) -> str:

@@ -159,7 +159,7 @@ class ChatTemplate:
         tail = _behind(head, tail)
         if opening and end.strip() not in tail:
             tail = end + _behind(end, tail)
-        is_whole = "".join(content.split()) in "".join(tail.split())
+        is_whole = "".join(content.split()) in "".join((opening + tail).split())
         if is_whole and len(head) <= len(self._prompt.partition(QUESTION)[2]):
             return tail, True
         return end + content if opening and end.strip() not in content else _behind(opening, content), False
