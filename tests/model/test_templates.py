@@ -18,6 +18,7 @@ from whetstone.config.sections import ModelConfig
 from whetstone.environments.calls import parse_calls
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
+from whetstone.model.templates import ChatTemplate
 from whetstone.rewards import matching
 from whetstone.rewards.builtin import format_reward
 from whetstone.tasks.scoring.worker import RewardWorker
@@ -51,6 +52,11 @@ def make_chat(behavior: Behavior, now: str | None = None, **options: Any) -> Cha
     tokenizer.bos_token, tokenizer.eos_token = behavior.tokens.split()[0], behavior.eos
     tokenizer.chat_template = behavior.template
     return Chat(tokenizer, ModelConfig(model_name_or_path="pebble", **options), now)
+
+
+def template_of(chat: Chat) -> ChatTemplate:
+    assert chat.template is not None
+    return chat.template
 
 
 def problem(*messages: dict[str, Any], tools: tuple[Any, ...] = ()) -> Problem:
@@ -226,12 +232,14 @@ def test_the_developer_joins_the_system_message():
 def test_the_date_stays_that_of_the_first_day():
     behavior = FAMILIES["Llama 3.1 to 3.3"]
     first = make_chat(behavior, "2026-01-31T23:59:58+00:00")
-    assert first.template.writes_date and first.prompt(problem()).startswith("Today is 31 January 2026.\n")
+    assert template_of(first).writes_date and first.prompt(problem()).startswith(
+        "Today is 31 January 2026.\n"
+    )
     today = make_chat(behavior)
     assert today.prompt(problem()) == today.tokenizer.apply_chat_template(
         [QUESTION], tokenize=False, add_generation_prompt=True
     )
-    assert not make_chat(FAMILIES["Qwen 3"]).template.writes_date
+    assert not template_of(make_chat(FAMILIES["Qwen 3"])).writes_date
 
 
 def test_what_the_template_does_not_know_is_refused():

@@ -12,7 +12,7 @@ import transformers
 from whetstone import __version__
 from whetstone.report.page import page
 from whetstone.report.read import read_run
-from whetstone.run.record import NAME, commit, read_sessions, record_session
+from whetstone.run.record import NAME, began_at, commit, read_sessions, record_session
 
 
 def test_a_session_says_what_ran_where_and_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +34,16 @@ def test_a_resumed_run_appends_and_a_new_one_begins_anew(tmp_path: Path) -> None
     assert [entry["resumed_from_step"] for entry in read_sessions(tmp_path)] == [None, 4]
     record_session(tmp_path)
     assert len(read_sessions(tmp_path)) == 1
+
+
+def test_a_run_began_with_its_first_session(tmp_path: Path) -> None:
+    first = record_session(tmp_path)["started"]
+    record_session(tmp_path, resumed_from=4)
+    assert began_at(tmp_path) == first
+    assert began_at(None) is None is began_at(tmp_path / "nothing")
+    for started in ('"<b>"', "3", "null"):
+        (tmp_path / NAME).write_text(f'{{"sessions": [{{"started": {started}}}]}}')
+        assert began_at(tmp_path) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sessions": 3}', '{"sessions": [1]}', "\udcff"])

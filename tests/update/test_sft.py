@@ -178,6 +178,20 @@ def test_a_run_learns_the_solutions_and_resumes_exactly(tmp_path: Path) -> None:
     assert all(torch.equal(final[0][name], final[1][name]) for name in final[0])
 
 
+def test_a_resumed_run_keeps_the_date_of_its_prompts(tmp_path: Path) -> None:
+    template = "{{ strftime_now('%H:%M:%S.%f') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    flat = settings(tmp_path, output_dir=tmp_path, chat_template=template, **{**SHORT, "eval_num_samples": 0})
+    tokenizer = load_policy(build(flat).model).tokenizer
+    written = []
+    for auto_resume in (False, True):
+        for step in whetstone.steps(None, run_name="dated", auto_resume=auto_resume, **flat):
+            [first, *_] = step.groups
+            written.append(tokenizer.decode(first.rollouts[0].prompt_ids)[:15])
+            if step.step == 2:
+                break
+    assert len(written) == 4 and len(set(written)) == 1
+
+
 def test_rejection_sampling_trains_on_correct_samples(tmp_path: Path) -> None:
     changes = {"rejection_sampling": True, "num_generations": 4, "max_steps": 1, "output_dir": tmp_path}
     changes |= {"eval_num_samples": 0, "preflight": "off"}

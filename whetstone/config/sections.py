@@ -67,7 +67,7 @@ class ModelConfig(Section):
     chat_template: Text | None = None
     """A chat template (Jinja) in place of the tokenizer's own."""
     chat_template_kwargs: Annotated[dict[str, Any], accept({None: {}})] = Field(default_factory=dict)
-    """Variables for the chat template, such as {enable_thinking: false}."""
+    """Variables for the chat template, such as {enable_thinking: false}; it must know them."""
     prompt_template: Text = "{system}\nUser: {question}\nAssistant: "
     """The prompt without chat template; `{system}` and `{question}` are filled in."""
     assistant_prefix: Text = ""

@@ -40,9 +40,7 @@ class ChatTemplate:
     def __init__(
         self, where: str, texts: tuple[str, str], tokens: str, options: str, now: str | None
     ) -> None:
-        """`texts`: without and with tools; `tokens`: the special ones; `now`: what is today for it (None: the
-        real date).
-        """
+        """`texts`: without and with tools; `tokens`: special ones; `now`: its today (None: the real one)."""
         self.where, self._texts, self.now = where, texts, now
         self._tokens, self._options = json.loads(tokens), json.loads(options)
         remedy = "repair it (chat_template.jinja or tokenizer_config.json), or set apply_chat_template=false."
@@ -90,9 +88,9 @@ class ChatTemplate:
             if name not in known:
                 hint = did_you_mean(name, known) or ": leave it out."
                 raise UserError(f"{start}, which the chat template of {self.where} does not know{hint}")
-            if str(value) != value or value.lower() not in ("true", "false"):
-                continue
-            raise UserError(f"{start} to the text '{value}', which counts as true: write it without quotes.")
+            if isinstance(value, str) and value.lower() in ("true", "false"):
+                reason = f"to the text '{value}', which counts as true: write it without quotes."
+                raise UserError(f"{start} {reason}")
 
     @functools.cached_property
     def _names(self) -> set[str]:
@@ -107,10 +105,8 @@ class ChatTemplate:
     @functools.cached_property
     def roles(self) -> list[str]:
         """Which of system and developer it renders."""
-        roles = ("system", "developer")
-        return [
-            role for role in roles if SYSTEM in self._try({"role": role, "content": SYSTEM}, ASK, add=True)
-        ]
+        tried = {role: self._try({"role": role, "content": SYSTEM}, ASK) for role in ("system", "developer")}
+        return [role for role, text in tried.items() if SYSTEM in text]
 
     @functools.cached_property
     def _thought(self) -> tuple[str, str, bool]:
@@ -133,8 +129,12 @@ class ChatTemplate:
         begin, end, _ = self._thought
         if "<think>" in begin:
             return None
-        lead = _parted(self._prompt, self._try(ASK, SAY))[1].partition(ANSWER)[0]
-        return text.replace(begin.strip(), "<think>").replace(end.strip(), "</think>").replace(lead, "")
+        return text.replace(begin.strip(), "<think>").replace(end.strip(), "</think>").replace(self._lead, "")
+
+    @functools.cached_property
+    def _lead(self) -> str:
+        """What stands between a prompt and an answer without a thought."""
+        return _parted(self._prompt, self._try(ASK, SAY))[1].partition(ANSWER)[0]
 
     def written(self, message: Message) -> dict[str, Any]:
         """A message with its calls and thoughts as the template takes them."""
@@ -145,10 +145,9 @@ class ChatTemplate:
             message["reasoning_content"], _, content = content.removeprefix("<think>").partition("</think>")
         elif not takes_thoughts and (thought := message.pop("reasoning_content", None)):
             content = f"{begin}{thought.strip()}{end}{content}"
-        calls = (
-            {"tool_calls": list(map(_function, message["tool_calls"]))} if message.get("tool_calls") else {}
-        )
-        return {**message, "content": content, **calls}
+        if message.get("tool_calls"):
+            message["tool_calls"] = list(map(_function, message["tool_calls"]))
+        return {**message, "content": content}
 
     def solution(self, prompt: str, full: str, content: str) -> tuple[str, bool]:
         """What follows `prompt` in the conversation with its answer, and whether that ends the turn: not if
@@ -207,9 +206,7 @@ class ChatTemplate:
 _template = functools.lru_cache(maxsize=32)(ChatTemplate)
 
 
-def chat_template(
-    tokenizer: Any, where: str, options: Mapping[str, Any], now: str | None = None
-) -> ChatTemplate:
+def chat_template(tokenizer: Any, where: str, options: Any, now: str | None = None) -> ChatTemplate:
     """The tokenizer's template, tried. One that fails is refused."""
     try:
         texts = (tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[PROBE]))
@@ -235,11 +232,7 @@ def _behind(before: str, text: str) -> str:
 
 
 def _calling(name: str, x: Any) -> Message:
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [_function({"name": name, "arguments": {"x": x}})],
-    }
+    return {**SAY, "content": "", "tool_calls": [_function({"name": name, "arguments": {"x": x}})]}
 
 
 def _function(call: Message) -> dict[str, Any]:

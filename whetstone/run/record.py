@@ -1,5 +1,6 @@
 """run.json: version, commit, machine and command of each session; also reads small files of a run folder."""
 
+import contextlib
 import copy
 import functools
 import importlib.metadata
@@ -53,10 +54,10 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 
 def began_at(folder: Path | None) -> str | None:
-    """When a run began, which is today for its chat template whenever it goes on; None: unknown."""
+    """When a run began, which its chat template takes for today whenever it goes on; None: unknown."""
     sessions = [] if folder is None else read_sessions(folder)
-    started = sessions[0].get("started") if sessions else None
-    return started if isinstance(started, str) else None
+    with contextlib.suppress(IndexError, KeyError, TypeError, ValueError):
+        return datetime.fromisoformat(sessions[0]["started"]).isoformat()
 
 
 def read_mapping(path: Path) -> dict[str, Any] | None:
