@@ -180,7 +180,9 @@ def test_a_run_learns_the_solutions_and_resumes_exactly(tmp_path: Path) -> None:
 
 def test_a_resumed_run_keeps_the_date_of_its_prompts(tmp_path: Path) -> None:
     template = "{{ strftime_now('%H:%M:%S.%f') }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    flat = settings(tmp_path, output_dir=tmp_path, chat_template=template, **{**SHORT, "eval_num_samples": 0})
+    flat = settings(
+        tmp_path, output_dir=str(tmp_path), chat_template=template, **{**SHORT, "eval_num_samples": 0}
+    )
     tokenizer = load_policy(build(flat).model).tokenizer
     written = []
     for auto_resume in (False, True):

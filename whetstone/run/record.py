@@ -54,7 +54,7 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 
 def began_at(folder: Path | None) -> str | None:
-    """When a run began, which its chat template takes for today whenever it goes on; None: unknown."""
+    """When a run began, which its chat template takes for today after a resume as well; None: unknown."""
     sessions = [] if folder is None else read_sessions(folder)
     with contextlib.suppress(IndexError, KeyError, TypeError, ValueError):
         return datetime.fromisoformat(sessions[0]["started"]).isoformat()
