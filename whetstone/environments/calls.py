@@ -41,7 +41,6 @@ _END_OF_BODY = re.compile(r"<\|(?:call|end|return|start|channel)\|>|\Z")
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 _BLOCK = re.compile(r"^[ \t]*+```(\w++)[ \t]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.DOTALL | re.MULTILINE)
 _BARE = re.compile(r'\[?\{(?=.*"name")(?=.*"(?:arguments|parameters)")|\[([A-Za-z_][\w.]*+)\(', re.DOTALL)
-_LAST_TOKEN = re.compile(r"(?:<\|(?:eo[mt](?:_id)?|im_end|end|endoftext|end_of_text)\|>|</s>|<end_of_turn>)$")
 _BETWEEN = re.compile(r"[\s;,]*+")
 _FUNCTION = re.compile(
     r'<(?:function=|[^<>\s=]{0,20}invoke name=)"?([^<>"]++)"?[^<>]*+>|^([\w.-]++)\s*+(?=<arg_key>)'
@@ -90,7 +89,7 @@ def parse_calls(text: str, tools: Tools = ()) -> list[Call]:
     text, kinds = _answer(text), {tool["function"]["name"]: _kinds(tool) for tool in tools}
     bodies = list(_sections(text))
     if not bodies:
-        bare = _LAST_TOKEN.sub("", text.strip()).strip()
+        bare = text.strip()
         match = _BARE.match(bare)
         bodies = [bare] if match is not None and (match[1] is None or match[1] in kinds) else []
     return [call for body in bodies for call in _read(body, kinds)]
@@ -177,7 +176,7 @@ def _python(body: str, kinds: Kinds) -> _Pairs:
     """`[add(x=41)]`: LFM2, Llama 3.2 and 4."""
     if len(body) > MAX_PYTHON:
         raise ValueError
-    tree = ast.parse(body, mode="eval").body
+    tree = ast.parse(body[: body.rfind("]") + 1], mode="eval").body  # a special token may follow
     for call in tree.elts if isinstance(tree, ast.List) else [tree]:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name | ast.Attribute):
             raise ValueError

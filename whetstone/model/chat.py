@@ -175,11 +175,10 @@ class Chat:
             opening = "<think>" * tail.rstrip().endswith("<think>")
         else:
             opening = template.opening(tail)
-        text = opening + prefix + self.decode(token_ids, keep_special=True)
-        plain = None if template is None or keep_special else template.plain_thoughts(text)
-        if plain is None:
+        if template is None or keep_special or not template.hides_thoughts:
             return opening + prefix + self.decode(token_ids, keep_special=keep_special)
-        return self._special_text.sub("", plain)
+        text = template.plain_thoughts(opening + prefix + self.decode(token_ids, keep_special=True))
+        return self._special_text.sub("", text)
 
     @functools.cached_property
     def _special_text(self) -> re.Pattern[str]:

@@ -124,11 +124,14 @@ class ChatTemplate:
         begin = self._thought[0]
         return begin if prompt.endswith(begin) else ""
 
-    def plain_thoughts(self, text: str) -> str | None:
-        """A turn with its special tokens -> its thoughts in <think>; None where that is the template's."""
+    @property
+    def hides_thoughts(self) -> bool:
+        """Whether their tags are not `<think>`, but special tokens, which a decoded text lacks."""
+        return "<think>" not in self._thought[0]
+
+    def plain_thoughts(self, text: str) -> str:
+        """A turn with its special tokens -> its thoughts in <think>."""
         begin, end, _ = self._thought
-        if "<think>" in begin:
-            return None
         return text.replace(begin.strip(), "<think>").replace(end.strip(), "</think>").replace(self._lead, "")
 
     @functools.cached_property
@@ -140,8 +143,7 @@ class ChatTemplate:
         """A message with its calls and thoughts as the template takes them."""
         begin, end, takes_thoughts = self._thought
         message, content = dict(message), message.get("content") or ""
-        is_ours = content.startswith("<think>") and "</think>" in content and "<think>" not in begin
-        if takes_thoughts and is_ours:
+        if takes_thoughts and self.hides_thoughts and content.startswith("<think>") and "</think>" in content:
             message["reasoning_content"], _, content = content.removeprefix("<think>").partition("</think>")
         elif not takes_thoughts and (thought := message.pop("reasoning_content", None)):
             content = f"{begin}{thought.strip()}{end}{content}"
