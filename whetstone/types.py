@@ -3,6 +3,7 @@
 Frozen and complete when created: a value that is known later belongs to the next type. No torch here.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,16 @@ from typing import Any, NamedTuple
 
 TopLogprobs = tuple[tuple[int, float], ...]  # (token, logprob), the likeliest first
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, tool calls where there are some
+
+
+def normal_form(text: str) -> str:
+    """Without case and superfluous white space: questions that are equal so are the same."""
+    return " ".join(text.split()).casefold()
+
+
+def question_text(messages: Iterable[Message]) -> str:
+    """What distinguishes a question from others: the conversation without its system message."""
+    return "\n".join(turn["content"] for turn in messages if turn["role"] not in ("system", "developer"))
 
 
 class Finish(StrEnum):
@@ -52,10 +63,13 @@ class Problem:
 
     @property
     def identity(self) -> str:
-        """What distinguishes this problem from the others of its task: of an episode also its seed."""
+        """What distinguishes this problem from the others of its task: of an episode its row, or its seed."""
+        question = normal_form(question_text(self.messages))
         if self.environment is None or self.scored_by_task:
-            return self.question
-        return f"{self.question}\x1f{self.answer['seed']}"
+            return question
+        if row := self.answer.get("row"):
+            return normal_form(json.dumps(row, sort_keys=True))
+        return f"{question}\x1f{self.answer['seed']}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -239,7 +239,7 @@ dataset_answer_column: answer
 def test_columns_go_to_the_task_that_reads_rows() -> None:
     assert datasets(
         None, "datasets={math: {}}", "data_path=r.json", "answer_column=a", "prompt_column=q"
-    ) == {"math": {"path": "r.json", "answer_column": "a", "question_column": "q"}}
+    ) == {"math": {"path": "r.json", "answer_column": "a", "prompt_column": "q"}}
     # Generated problems of a recipe give way to a data set.
     words = ("dataset_name=openai/gsm8k", "question_column=q")
     tasks = load("quickstart", words).config.tasks.datasets

@@ -107,11 +107,9 @@ def trains(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Without effect here" in log or "has no effect" in log
     if file.stem in COMPARED:
         prompt, answer, match = COMPARED[file.stem]
-        assert (
-            f"8 rows of {folder / 'rows.jsonl'}, prompts from column {prompt}; answers from column {answer}"
-            in log
-        )
-        assert f"(match: {match}, chosen by the answers)" in log
+        columns = f"prompt from {prompt}, answer from {answer}"
+        assert f"8 rows of {folder / 'rows.jsonl'}: 8 to train on; {columns}" in log
+        assert f"(match: {match})" in log
 
 
 @pytest.mark.parametrize("file", FILES[:1], ids=lambda file: file.stem)

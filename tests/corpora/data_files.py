@@ -91,7 +91,6 @@ def _broken_files(folder: Path) -> Iterator[Case]:
         "open_quote.csv": 'question,answer\n"a,1\nb,2\n',
         "two_of_a_name.csv": "question,question\na,b\n",
         "nul_inside.csv": "question,answer\na\0b,1\n",
-        "semicolons.csv": "question;answer\na;1\n",
         "no_header.csv": "What is 2 + 2?,4\n",
         "magic_only.parquet": "PAR1",
         "magic_twice.parquet": "PAR1" + "x" * 100 + "PAR1",

@@ -155,7 +155,7 @@ def test_a_target_that_cannot_be_made_is_named():
 
 @pytest.mark.parametrize(
     ("row", "complaint"),
-    [({"nums": "a b", "target": 3}, "whole number"), ({"nums": [], "target": 3}, "list of numbers")],
+    [({"nums": "a b", "target": 3}, "whole number"), ({"nums": [], "target": 3}, "no filled column nums")],
 )
 def test_wrong_rows_are_named(tmp_path: Path, row: dict, complaint: str):
     (tmp_path / "rows.json").write_text(json.dumps([row]))

@@ -5,8 +5,6 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import datasets
 import pyarrow
@@ -18,7 +16,7 @@ from whetstone import __main__ as cli
 from whetstone.config import load
 from whetstone.errors import UserError
 from whetstone.tasks.row_files import read_file, read_folder
-from whetstone.tasks.rows import RowTask
+from whetstone.tasks.row_reader import Reader
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
 LONGEST_S = 60  # a hang, even on a busy machine
@@ -110,7 +108,7 @@ def test_the_remedy_of_a_missing_column_is_accepted(
 ):
     """Give what each sentence asks for until none comes: by `whet tasks`, and by the keys of a run."""
     right = {
-        "math": {"question_column": "q", "answer_column": "a"},
+        "math": {"prompt_column": "q", "answer_column": "a"},
         "rows": {"prompt_column": "q", "answer_column": "a"},
         "countdown": {"numbers_column": "n", "target_column": "a"},
         "code": {"statement_column": "q", "tests_column": "t", "language": "python"},
@@ -173,8 +171,7 @@ def test_jsonl_may_hold_any_line_separator_of_unicode_inside_a_text(tmp_path: Pa
 
 def test_columns_may_differ_from_row_to_row():
     rows = [{"question": "a"}, {"question": "b", "answer": "1"}]
-    task: Any = SimpleNamespace(settings={}, _raw=rows, _where="x")
-    assert RowTask._column(task, "answer_column", ("answer",)) == "answer"
+    assert Reader(rows, {}, "x").find("answer_column", ("answer",)) == "answer"
 
 
 def test_a_folder_holds_splits_by_name(tmp_path: Path):

@@ -157,7 +157,7 @@ def test_separate_evaluation_files_are_used_whole(tmp_path: Path):
             "rows.json",
             '[{"q": "a", "ground_truth": "b"}]',
             {},
-            r"no column question or problem or prompt.*\(q, ground_truth\)",
+            r"no filled column prompt or question.*\(q, ground_truth\)",
         ),
         (
             "rows.json",
@@ -165,7 +165,7 @@ def test_separate_evaluation_files_are_used_whole(tmp_path: Path):
             {"answer_column": "anwser"},
             r"'anwser'.*answer_column.*\(question, truth\)",
         ),
-        ("rows.json", '[{"question": "a", "answer": ""}]', {}, "no row with both question and answer"),
+        ("rows.json", '[{"question": "a", "answer": ""}]', {}, "no answers to compare"),
         ("rows.json", '[{"question": "a", "answer": "1"}]', {}, "too few different questions"),
         ("rows.json", "[]", {"max_sample": 3}, "'max_sample'.*'max_samples'"),
         ("rows.json", "[]", {"max_samples": 0}, "max_samples 0"),

@@ -1,7 +1,6 @@
 """Rows of the user's own: what is taken for an answer, how it is compared, what is paid and what is shown."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from whetstone.run import setup
 from whetstone.tasks.mixture import build_tasks, check_gold, eval_problems
 from whetstone.tasks.own_rows import RowsTask
 from whetstone.tasks.registry import make_task
-from whetstone.tasks.rows import solution_text
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 
@@ -138,10 +136,7 @@ def test_text_answers_pay_1_or_0(tmp_path: Path):
     assert task.match == "normalized"
     assert [paid(task, t) for t in ("<answer>paris</answer>", "<answer>Rome</answer>", "")] == [1.0, 0.0, 0.0]
     assert task.failure_reward == 0.0
-    assert (
-        "match: normalized, chosen by the answers" in task.notes()[0]
-        and "0 for a wrong one" in task.notes()[0]
-    )
+    assert "match: normalized" in task.notes()[1] and "0 for a wrong one" in task.notes()[1]
     strict = make(
         tmp_path, CAPITALS, match="exact", reward_correct=2.0, reward_wrong=-1.0, reward_no_answer=-3.0
     )
@@ -178,34 +173,12 @@ def test_messages_are_the_prompt(tmp_path: Path):
     assert [m["content"] for m in told.problem(0).messages] == ["Think first.", "2+2?"]
 
 
-@pytest.mark.parametrize(
-    ("columns", "missing"),
-    [
-        ({"prompt": "2+3?", "choices": ["4", "5"]}, "has choices"),
-        ({"prompt": "2+3?", "A": "4", "B": "5"}, "has A"),
-        ({"messages": [{"role": "user", "content": "Oslo?"}], "tools": [{"name": "weather"}]}, "has tools"),
-        ({"messages": [{"role": "user", "content": "?", "tool_calls": [{"id": 1}]}]}, "has tool_calls"),
-    ],
-)
-def test_prompts_that_would_lack_a_part_are_refused(tmp_path: Path, columns: dict, missing: str):
-    rows = [{**columns, "answer": "5"}]
-    with pytest.raises(UserError, match=missing):
-        make(tmp_path, rows).problem(0)
-    if "tool_calls" not in missing:  # whoever names the column has chosen
-        column = next(iter(columns))
-        assert make(tmp_path, rows, prompt_column=column).problem(0).answer["answer"] == "5"
-
-
-def test_what_nobody_reads_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    turn = {"role": "user", "content": "2+3?", "name": "Ann", "tool_calls": None}
+def test_what_nobody_reads_is_named(tmp_path: Path):
+    turn = {"role": "user", "content": "2+3?", "name": "Ann", "weight": 1, "tool_calls": None}
     rows = [{"messages": [turn], "answer": "5", "source": "x"}, {"messages": [turn], "answer": "5", "id": 1}]
-    make(tmp_path, rows).problem(0)
-    assert [record.message.partition(": ")[2] for record in caplog.records] == [
-        "nothing uses column source, column id, message field name"
-    ]
-    caplog.clear()
-    make(tmp_path, CAPITALS).problem(0)
-    assert not caplog.records
+    note = make(tmp_path, rows).notes()[0]
+    assert note.endswith("answer from answer (numbers); not used: source, id, message field weight.")
+    assert "not used" not in make(tmp_path, CAPITALS).notes()[0]
 
 
 def test_an_instruction_keeps_its_input(tmp_path: Path):
@@ -220,23 +193,11 @@ def test_an_instruction_keeps_its_input(tmp_path: Path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "trained"),
-    [
-        ('cout << "n?"; cin >> a;', None),
-        ("return (x << 2) >> 1\n\n#### Conclusion", None),
-        ("x <<3>> 1", None),
-        ("48/2 = <<48/2=24>>24 clips.\n#### 1,072", "48/2 = 24 clips.\n\\boxed{1,072}"),
-    ],
-)
-def test_solutions_are_trained_on_as_they_are(text: str, trained: str | None):
-    assert solution_text({"prompt": "q", "completion": text}, {}, "prompt", None) == (trained or text)
-
-
-def test_empty_rows_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_empty_rows_are_left_out_and_counted(tmp_path: Path):
     rows = [*CAPITALS, {"question": "", "answer": "x"}, {"question": "b?", "answer": None}]
-    assert len(make(tmp_path, rows)) == 3
-    assert re.search("1 rows .*question", caplog.text) and re.search("1 rows .*answer", caplog.text)
+    task = make(tmp_path, rows)
+    assert len(task) == 3
+    assert task.notes()[0].startswith(f"rows: 5 rows of {tmp_path}/rows.jsonl: 3 to train on, 2 left out (")
 
 
 def test_columns_reach_functions_under_their_own_names(tmp_path: Path):
@@ -260,7 +221,7 @@ def test_prompts_alone_need_a_function(tmp_path: Path):
     rows = [{"prompt": f"{i}?"} for i in range(9)]
     with pytest.raises(UserError, match=r"reward_funcs=\[my_rewards.py:my_function\]"):
         len(make(tmp_path, rows))
-    with pytest.raises(UserError, match="match=exact"):
+    with pytest.raises(UserError, match="set answer_column"):
         len(make(tmp_path, rows, match="exact"))
     (tmp_path / "mine.py").write_text("def f(completions, **columns):\n    return [0.5] * len(completions)\n")
     task = make(tmp_path, rows, reward_funcs=[f"{tmp_path}/mine.py:f"], reward_workers=1)
@@ -320,7 +281,10 @@ def test_gsm8k_by_both_tasks(tmp_path: Path):
         mixture = build_tasks(config, "train", fixed)
         check_gold(mixture)
         assert len(fixed) + len(mixture) == 59 and len(fixed) >= 3
-        assert sum(len(task.notes()) for task in mixture.tasks.values()) == (kind == "rows")
+        [task] = mixture.tasks.values()
+        match = "numeric" if kind == "rows" else "math"
+        assert f"{len(task)} to train on, {len(fixed)} to evaluate" in task.notes()[0]
+        assert f"match: {match}" in task.notes()[1]
 
 
 # ---- functions of the user's own ---------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def source_of(flat: dict[str, Any]) -> SupervisedSource:
         ({"prompt": "2 + 2?", "completion": [{"role": "assistant", "content": "4!"}]}, "4!"),
         ({"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}, "4"),
         ({"question": "2 + 2?", "solution": "Two twos: \\boxed{4}", "answer": "4"}, "Two twos: \\boxed{4}"),
-        ({"question": "2 + 2?", "answer": "2 and 2 <<2+2=4>>4.\n#### 4"}, "2 and 2 4.\n\\boxed{4}"),
+        ({"question": "2 + 2?", "answer": "Two <<2+2=4>>4.\n#### 4"}, "Two <<2+2=4>>4.\n#### 4"),
         ({"question": "2 + 2?", "answer": "4"}, "<answer>4</answer>"),
     ],
 )

@@ -33,7 +33,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from whetstone.tasks import check_rewards, code, registry, rows
+    from whetstone.tasks import check_rewards, code, registry, row_reader, rows
 
     data, arguments = source_and_settings(args)
     if data is None:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{path} is there already: remove it, or choose another name by run_name=NAME.")
     source = "path" if Path(data).exists() or Path(data).suffix else "dataset"
     settings = {source: data, "eval_fraction": 0.1, **settings}
-    columns = rows.columns_of(rows.read(settings, "train", "rows"))
+    columns = row_reader.Reader(rows.read(settings, "train", "rows"), {}, data).columns
     is_code = {"tests", *code.PYTHON_TESTS} & set(columns) and set(code.STATEMENT_COLUMNS) & set(columns)
     kind = "code" if is_code else "countdown" if {"nums", "target"} <= set(columns) else "rows"
     entry: dict[str, Any] = {"datasets": {kind: {"config": settings}}}
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     entry |= {"developer_prompt": _PROMPT} if kind == "rows" and is_rated else {}
     text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=110)
     values = {"name": name, "rows": text, "reward": "accuracy" if is_rated else f"{stub}:reward"}
-    values["columns"] = rows.list_columns(columns)
+    values["columns"] = row_reader.list_columns(columns)
     for path, template in {file: "run.txt", **({} if is_rated else {stub: "reward.txt"})}.items():
         text = (recipe_folders()[0] / "init" / template).read_text("utf-8")
         Path(path).write_text(text.format(**values), "utf-8")

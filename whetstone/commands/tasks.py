@@ -2,7 +2,6 @@
 
 import argparse
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whetstone.commands.config import yaml_value
@@ -160,17 +159,12 @@ def config_for_task(name: str, values: dict[str, Any]) -> Config:
 
 def _chat(config: Config) -> "tuple[Chat | None, str]":
     """The chat format and a note; None where the model's tokenizer cannot be loaded."""
-    from transformers import AutoTokenizer
-
     from whetstone.model.chat import Chat
-    from whetstone.model.hub import resolve
-    from whetstone.model.loading import try_tokenizer
+    from whetstone.model.hub import load_tokenizer
 
     model = config.model.model_name_or_path
-    folder = resolve(model)
     try:
-        try_tokenizer(Path(folder))
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception:  # tokenizers raises plain exceptions for broken files
+        tokenizer = load_tokenizer(model)
+    except UserError:
         return None, f"as messages (the tokenizer of {model} can't be loaded here)"
     return Chat(tokenizer, config.model), f"as {model} sees them"

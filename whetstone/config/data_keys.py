@@ -11,7 +11,10 @@ from typing import Any
 from whetstone.errors import UserError
 
 SOURCE_KEYS = ("path", "dataset", "name", "split", "eval_path", "eval_split", "eval_fraction", "max_samples")
-QUESTION_KEYS = ("question_column", "prompt_column", "answer_column", "solution_column")
+QUESTION_KEYS = (
+    *("prompt", "prompt_column", "question_column", "choices_column", "tools_column", "answer_column"),
+    "solution_column",
+)
 # kind of task -> its settings
 ROW_SETTINGS: dict[str, tuple[str, ...]] = {
     "math": (*SOURCE_KEYS, *QUESTION_KEYS),
@@ -59,7 +62,6 @@ SETTINGS: dict[str, str] = {
 }
 # What the columns of prompt and answer are called by tasks that have their own names for them.
 COLUMNS: dict[str, dict[str, str]] = {
-    "math": {"prompt_column": "question_column"},
     "code": {"prompt_column": "statement_column", "answer_column": "tests_column"},
     "repair": {"prompt_column": "statement_column", "answer_column": "tests_column"},
     "countdown": {"prompt_column": "messages_column", "answer_column": "target_column"},

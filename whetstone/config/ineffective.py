@@ -122,6 +122,7 @@ def _run(c: Config, p: Plan) -> list[Row]:
         (rollout.gradient_accumulation_steps == 1, "batch_counts_as_step", "a step is one batch"),
         (c.loss.advantage not in ("group", "rloo"), "dynamic_sampling dynamic_sampling_max_rounds",
          f"with advantage={c.loss.advantage}, equal rewards have a gradient too"),
+        (rollout.max_prompt_length is None, "filter_overlong_prompts", "set max_prompt_length"),
         (not rollout.dynamic_sampling, "dynamic_sampling_max_rounds", "set dynamic_sampling=true"),
         (p.num_batches == 1 and c.loss.importance_correction == "none", "async_rollouts",
          "the run has one batch"),

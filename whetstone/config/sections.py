@@ -129,6 +129,8 @@ class RolloutConfig(Section):
     """Accumulation steps per round of sampling: a multiple of gradient_accumulation_steps, its default."""
     max_prompt_length: int | None = Field(default=None, ge=1, le=16_777_216)
     """Longer prompts lose their beginning (counted in the metrics). Default: no limit but the model's."""
+    filter_overlong_prompts: bool = False
+    """Leave out rows whose prompt is longer than max_prompt_length, and say how many."""
     max_completion_length: int = Field(default=512, ge=1, le=16_777_216)
     """Most tokens sampled for an answer; one that reaches it is truncated."""
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=1_000)

@@ -1,14 +1,12 @@
 """How long prompts are: some problems of the tasks, and the model's tokenizer where this machine has it."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
-from whetstone.model.hub import resolve
-from whetstone.model.loading import try_tokenizer
+from whetstone.model.hub import load_tokenizer
 from whetstone.model.shared_prefixes import shared_length
 from whetstone.tasks.mixture import Mixture, build_tasks
 
@@ -57,12 +55,8 @@ def count_prompts(config: Config, tasks: Mixture, chat: Chat) -> Prompts:
 
 
 def _local_chat(config: Config) -> Chat | None:
-    from transformers import AutoTokenizer
-
     try:
-        name = resolve(config.model.model_name_or_path)
-        try_tokenizer(Path(name))
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=True)
+        tokenizer = load_tokenizer(config.model.model_name_or_path, local_files_only=True)
         return Chat(tokenizer, config.model)
-    except Exception:  # not on this machine, or broken, which the run itself will say
+    except UserError:  # not on this machine, or broken, which the run itself will say
         return None

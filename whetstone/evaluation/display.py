@@ -57,6 +57,8 @@ def headline(result: EvalResult) -> str:
         points = f"{100 * delta.difference:+.1f} points since step 0"
         p_value = "p < 0.001" if delta.p_value < 0.001 else f"p = {delta.p_value:.3f}"
         parts.append(f"{points} [{100 * delta.low:+.1f}, {100 * delta.high:+.1f}], {p_value}")
+    if not result.is_judged:
+        parts.append(f"{result.mean_length:.0f} tokens a completion")
     if result.clipped_ratio > 0:
         parts.append(f"{100 * result.clipped_ratio:.1f} % truncated")
     if result.num_failures:

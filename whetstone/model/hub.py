@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whetstone.errors import UserError
-from whetstone.model.loading import check_index, read_object
+from whetstone.model.loading import check_index, guarded, quiet_transformers, read_object, try_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +50,16 @@ def resolve(name: str) -> str:
             f"or one of {PEBBLE}, {SMOLLM2}."
         )
     return name
+
+
+def load_tokenizer(name: str, **options: Any) -> Any:
+    """The tokenizer alone, of a folder or hub name."""
+    from transformers import AutoTokenizer
+
+    with quiet_transformers(), guarded(name):
+        folder = resolve(name)
+        try_tokenizer(Path(folder))
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
 
 
 def base_and_adapter(name: str) -> tuple[str, str | None]:

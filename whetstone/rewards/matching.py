@@ -29,6 +29,9 @@ _PREFIX = re.compile(
 _ARTICLE = re.compile(r"\b(?:a|an|the)\s+(?=\w{2,})", re.IGNORECASE)
 _PUNCTUATION = r",;:!?'\"\u201c\u201d\u2018\u2019\u00b4`()\[\]{}*_\u2026"
 _MARKS = re.compile(rf"[.{_PUNCTUATION}]+(?!\d)|(?<!\d)[{_PUNCTUATION}]+")  # 1.5 keeps its point
+_LETTER = re.compile(r"\(?([A-Z])(?:[.):,\]]++(?:\s.*)?)?", re.IGNORECASE | re.DOTALL)
+_AROUND_LETTER = re.compile(r"(?i)\\(?:text|math)\w*|[${}*_`\\\"']|\b(?:option|choice)\s")
+OPTION_LINE = re.compile(r"^[ \t]*+\(?([A-Z])[).:][ \t]++(.+)$", re.MULTILINE)
 _FORMULA = re.compile(r"\\[a-zA-Z]+|[=^]|\d\s*[+*/]\s*[\dA-Za-z(]|[A-Za-z)]\s*[+*/]\s*\d")
 
 
@@ -78,6 +81,17 @@ def normalize(text: str) -> str:
     return " ".join(plain.split()) or text
 
 
+def letter_of(text: str) -> str | None:
+    """The option that an answer names: B, (b), B. and "B) Rome" are B; None for a text."""
+    match = _LETTER.fullmatch(_AROUND_LETTER.sub("", text).strip())
+    return match[1].upper() if match else None
+
+
+def _same_letter(answer: str, truth: str) -> bool:
+    letter, expected = letter_of(answer), letter_of(truth)
+    return letter == expected if letter and expected else _same_text(answer, truth)
+
+
 def parse_number(text: str) -> Number | None:
     """The number that a text is; None where it is more than that or something else."""
     text = text.strip().rstrip(".")
@@ -119,11 +133,13 @@ def _equal(answer_number: Number, expected: Number) -> bool:
 
 
 def match_for(truths: Sequence[str]) -> str:
-    """The comparison that suits these answers: numbers, formulas, or text."""
+    """The comparison that suits these answers: numbers, letters of options, formulas, or text."""
     if not truths:
         return "none"
     if all(parse_number(truth) is not None for truth in truths):
         return "numeric"
+    if all(letter_of(truth) for truth in truths):
+        return "letter"
     not_numbers = [truth for truth in truths if parse_number(truth) is None]
     formulas = sum(bool(_FORMULA.search(truth)) for truth in not_numbers)
     return "math" if 2 * formulas > len(not_numbers) else "normalized"
@@ -134,5 +150,6 @@ _COMPARISONS: dict[str, Callable[[str, str], bool]] = {
     "normalized": _same_text,
     "numeric": _same_number,
     "math": math_equal,
+    "letter": _same_letter,
 }
 MATCHES = (*_COMPARISONS, "none")

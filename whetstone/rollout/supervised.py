@@ -39,6 +39,9 @@ class SupervisedSource(RolloutSource):
                 f"{problem.id} has no solution to imitate: give rows with a column completion, solution or "
                 "messages, set solution_column, or set rejection_sampling=true to train on correct samples."
             )
+        if not isinstance(solution, str):
+            fields = ", ".join(sorted(solution.keys() - {"role", "content"}))
+            raise UserError(f"{problem.id} ends in a message with {fields}: write it as text.")
         limit = self._config.rollout.max_completion_length
         prompt = self._collector.encode(problem, limit)
         tokens = self._collector.codec.encode_solution(problem, solution)

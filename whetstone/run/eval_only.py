@@ -22,7 +22,7 @@ from whetstone.parallel.collectives import run_on_main
 from whetstone.run.folder import run_dir, scratch_folder
 from whetstone.run.lock import RunLock
 from whetstone.run.record import began_at, record_session
-from whetstone.run.setup import describe_model, init_distributed, make_collector, make_scorer
+from whetstone.run.setup import describe_model, init_distributed, make_collector, make_scorer, prompt_filter
 from whetstone.tasks.mixture import eval_problems
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
@@ -34,8 +34,7 @@ logger = logging.getLogger("whetstone")
 def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
     """Evaluate on the fixed problems; returns the summary of the result."""
     config = loaded.config
-    problems = eval_problems(config)
-    if not problems:
+    if config.evaluation.eval_num_samples == 0:
         raise UserError("There is nothing to evaluate: set eval_num_samples to how many problems you want.")
     weights = config.evaluation.checkpoint_path
     if weights is not None and not Path(weights).is_dir():
@@ -51,6 +50,7 @@ def evaluate_only(loaded: LoadedConfig) -> dict[str, Any]:
         record_session(folder, num_ranks=ranks.world_size)
         for note in loaded.notes:
             logger.info(note)
+        problems = eval_problems(config, prompt_filter(config))
         scorer = stack.enter_context(make_scorer(config, ranks))
         with stage("loading the model"):
             policy = load_sharded(config.model, config.parallel, ranks, weights)

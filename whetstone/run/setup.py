@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.evaluation.statistics import wilson
 from whetstone.model.chat import Chat
-from whetstone.model.hub import base_and_adapter, token_notes
+from whetstone.model.hub import base_and_adapter, load_tokenizer, token_notes
 from whetstone.model.policy import Policy, choose_device
 from whetstone.model.reference import Reference
 from whetstone.model.sharded import load_sharded
@@ -232,8 +233,9 @@ def describe_model(policy: Policy, config: Config) -> str:
 def build_tasks_and_plan(config: Config, ranks: Ranks = SINGLE) -> tuple[list[Problem], Mixture, Plan]:
     """Evaluation problems, training tasks and the plan. Every task must accept its own answers."""
     with stage("making the problems"):
-        fixed = eval_problems(config)
-        tasks = build_tasks(config, "train", fixed)
+        fits = prompt_filter(config)
+        fixed = eval_problems(config, fits)
+        tasks = build_tasks(config, "train", fixed, fits)
     with stage("scoring the tasks' own answers"):
         check_gold(tasks)
         if fixed:
@@ -246,6 +248,16 @@ def build_tasks_and_plan(config: Config, ranks: Ranks = SINGLE) -> tuple[list[Pr
     ):
         logger.info(line)
     return fixed, tasks, plan
+
+
+def prompt_filter(config: Config) -> Callable[[Problem], bool] | None:
+    """Whether a prompt has at most max_prompt_length tokens, where others are to be left out."""
+    limit = config.rollout.max_prompt_length
+    if limit is None or not config.rollout.filter_overlong_prompts:
+        return None
+    chat = Chat(load_tokenizer(config.model.model_name_or_path), config.model)
+    tools = tool_schemas(config.environments.tools)
+    return lambda problem: len(chat.encode(replace(problem, tools=(*tools, *problem.tools)))) <= limit
 
 
 def few_problems(config: Config, num_problems: int) -> list[str]:

@@ -27,7 +27,8 @@ from whetstone.sandbox.program import Limits
 from whetstone.seeds import seed
 from whetstone.tasks import examples, rows
 from whetstone.tasks.prompts import check_template
-from whetstone.tasks.rows import question_text
+from whetstone.tasks.row_files import parse_plain
+from whetstone.tasks.row_reader import cell, read_messages
 from whetstone.types import Problem, TaskScore
 
 PROBLEMS = "problems"  # the set that ships with the package, by this name as `path`
@@ -57,6 +58,7 @@ class CodeTask(rows.RowTask):
         "language: python} for the set that ships)"
     )
     default_settings = rows.row_settings("code")
+    why_left_out = "of another language, or refused"
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         super().__init__(config, name, spec, split, shared)
@@ -85,10 +87,10 @@ class CodeTask(rows.RowTask):
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        statement = self._column("statement_column", STATEMENT_COLUMNS)
-        tests = self._column("tests_column", ("tests", *PYTHON_TESTS))
-        self._name_unused((statement, tests, *_OTHER_COLUMNS, *_THEIR_COLUMNS))
-        numbered = enumerate((_as_ours(row, tests) for row in self._raw), 1)
+        statement = self._reader.find("statement_column", STATEMENT_COLUMNS, is_needed=True)
+        tests = self._reader.find("tests_column", ("tests", *PYTHON_TESTS), is_needed=True)
+        self._reader.also_used = (*_OTHER_COLUMNS, *_THEIR_COLUMNS)
+        numbered = enumerate((_as_ours({**row, tests: cell(row, tests)}, tests) for row in self._raw), 1)
         problem_rows = [self._row(row, statement, tests, f"{self._where}, row {i}") for i, row in numbered]
         problem_rows = [row for row in problem_rows if row is not None]
         if self._refused:
@@ -99,8 +101,9 @@ class CodeTask(rows.RowTask):
         if not problem_rows:
             language = self._language.name if self._language else "any language"
             raise UserError((self._refused or [f"{self._where} has no problem in {language}."])[0])
-        del self._raw  # tests may be large
-        return self._own_side(problem_rows, [row["statement"] for row in problem_rows])
+        own_rows = self._own_side(problem_rows, [row["statement"] for row in problem_rows])
+        del self._raw, self._reader  # tests may be large
+        return own_rows
 
     def _row(self, row: dict[str, Any], statement: str, tests: str, where: str) -> dict[str, Any] | None:
         """One row in the form that problems are made of; None where it is not for this language."""
@@ -112,7 +115,8 @@ class CodeTask(rows.RowTask):
         function = row.get("function")
         if function is not None and not isinstance(function, str):
             raise UserError(f"{where} has {rows.short_repr(function)} as `function`: give the name of one.")
-        text = question_text(row.get(statement))
+        turns = read_messages(cell(row, statement), statement, where)
+        text = turns[-1]["content"] if turns else ""
         if not text or row.get(tests) is None:
             raise UserError(f"{where} has no {statement if not text else tests}: give it, or drop the row.")
         checks = _renamed(row[tests], self._test_fields)
@@ -235,8 +239,8 @@ class CodeTask(rows.RowTask):
     def notes(self) -> list[str]:
         programs = self.config.programs
         base = "the share of tests passed" if programs.test_reward == "partial" else "passing all tests"
-        text = f"{self.name}: {len(self):,} problems; accuracy pays {programs.base_reward_weight:g} x {base}"
-        return [f"{text}, and {programs.perfect_reward_weight:g} more if all pass."]
+        text = f"{self.name}: accuracy pays {programs.base_reward_weight:g} x {base}"
+        return [*super().notes(), f"{text}, and {programs.perfect_reward_weight:g} more if all pass."]
 
 
 def _check_fields(fields: Any, task: str) -> dict[str, str | None]:
@@ -280,12 +284,10 @@ def _plain_test(test: Any, setup: str, starter: str) -> Any:
     return test  # `read_tests` complains
 
 
-def _listed(cell: Any) -> list[Any]:
+def _listed(value: Any) -> list[Any]:
     """A cell as a list: one of its own, one in JSON, or of what it holds."""
-    with contextlib.suppress(ValueError, RecursionError):
-        parsed = json.loads(cell) if isinstance(cell, str) else None
-        cell = parsed if isinstance(parsed, list | dict) else cell
-    return cell if isinstance(cell, list) else [] if cell in (None, "") else [cell]
+    value = parse_plain(value)
+    return value if isinstance(value, list) else [] if value in (None, "") else [value]
 
 
 def _renamed(tests: Any, fields: dict[str, str | None]) -> list[Any]:

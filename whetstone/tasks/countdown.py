@@ -24,7 +24,8 @@ from whetstone.rewards.equations import check_equation
 from whetstone.seeds import seed
 from whetstone.tasks import rows
 from whetstone.tasks.base import NO_THOUGHTS, check_setting_names
-from whetstone.tasks.prompts import check_template, conversation
+from whetstone.tasks.prompts import check_template
+from whetstone.tasks.row_reader import cell, read_messages
 from whetstone.types import Problem, TaskScore
 
 QUESTION = (
@@ -144,18 +145,14 @@ class CountdownTask(rows.RowTask):
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        numbers = self._column("numbers_column", ("nums", "numbers"))
-        target = self._column("target_column", ("target", "answer"))
-        default_column = "messages" if "messages" in rows.columns_of(self._raw) else None
-        messages = self.settings.get("messages_column") or default_column
-        if messages is not None:
-            self._column("messages_column", (messages,))
-        self._name_unused((numbers, target, messages))
+        numbers = self._reader.find("numbers_column", ("nums", "numbers"), is_needed=True)
+        target = self._reader.find("target_column", ("target", "answer"), is_needed=True)
+        messages = self._reader.find("messages_column", ("messages",))
         entries = [
             {
-                "numbers": _integers(row.get(numbers), f"{self._where}, row {i},", numbers),
-                "target": _integer(row.get(target), f"{self._where}, row {i},", target),
-                "messages": conversation(row.get(messages)) if messages is not None else (),
+                "numbers": _integers(cell(row, numbers), f"{self._where}, row {i},", numbers),
+                "target": _integer(cell(row, target), f"{self._where}, row {i},", target),
+                "messages": read_messages(cell(row, messages), messages, f"{self._where}, row {i}"),
             }
             for i, row in enumerate(self._raw, 1)
         ]

@@ -20,7 +20,7 @@ from whetstone.seeds import seed
 from whetstone.tasks import rows
 from whetstone.tasks.base import check_setting_names
 from whetstone.tasks.environment import score_outcome
-from whetstone.tasks.own_rows import PROMPT_COLUMNS, read_messages
+from whetstone.tasks.row_reader import PROMPT_COLUMNS, cell, read_messages
 from whetstone.types import Problem, TaskScore
 
 SELECTOR = "environment"  # the column that selects among several environments
@@ -66,11 +66,8 @@ class EnvironmentRowsTask(rows.RowTask):
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        columns = set(rows.columns_of(self._raw))
-        wanted = self.settings.get("prompt_column")
-        if wanted and wanted not in columns:
-            self._column("prompt_column", ())
-        column = wanted or next((name for name in PROMPT_COLUMNS if name in columns), None)
+        column = self._reader.find("prompt_column", PROMPT_COLUMNS)
+        self._reader.also_used = tuple(self._reader.columns)  # `reset` gets all
         usable = []
         for number, row in enumerate(self._raw, 1):
             where = f"{self._where}, row {number}"
@@ -80,7 +77,7 @@ class EnvironmentRowsTask(rows.RowTask):
                     f"{where} has {rows.short_repr(key)} as `{SELECTOR}`: environment_factory has "
                     f"{', '.join(map(str, self._factories))}."
                 )
-            messages = () if column is None else read_messages(row.get(column), column, where)
+            messages = read_messages(cell(row, column), column, where)
             plain = {
                 name: value for name, value in row.items() if None in self._factories or name != SELECTOR
             }

@@ -4,9 +4,10 @@ Problem i of a mixture is a pure function of (seeds, i). Tasks are interleaved i
 not in random runs. Every task goes through its own problems once, in its own order, before any is repeated.
 """
 
+import logging
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -21,6 +22,8 @@ from whetstone.tasks.base import Task
 from whetstone.tasks.registry import make_tasks, task_specs
 from whetstone.types import Problem
 
+Fits = Callable[[Problem], bool]  # whether a prompt is short enough
+logger = logging.getLogger("whetstone")
 _STRIDE = 1_000_003  # between an evaluation problem and its replacement
 _TRIES = 200
 
@@ -28,8 +31,10 @@ _TRIES = 200
 class Mixture:
     """The problems of several tasks in one endless sequence; `len` of them make an epoch."""
 
-    def __init__(self, config: Config, split: str, avoid: Iterable[Problem] = ()) -> None:
-        """`avoid`: problems whose questions must not occur."""
+    def __init__(
+        self, config: Config, split: str, avoid: Iterable[Problem] = (), fits: Fits | None = None
+    ) -> None:
+        """`avoid`: problems whose questions must not occur; `fits`: which rows may."""
         self.split = split
         self.tasks = make_tasks(config, split)
         self._avoid = frozenset(problem.identity for problem in avoid)
@@ -39,7 +44,7 @@ class Mixture:
         weights = [Fraction(str(specs[name].weight)) for name in self._names]
         # Rows that are evaluation problems are taken out; generated ones are replaced when they turn up.
         self._rows = {
-            name: self._allowed_rows(task) for name, task in self.tasks.items() if not task.generated
+            name: self._allowed_rows(task, fits) for name, task in self.tasks.items() if not task.generated
         }
         # An epoch has every row; with generated tasks alone, the configured size.
         by_name = zip(self._names, weights, strict=True)
@@ -73,13 +78,18 @@ class Mixture:
             task = task.at_level(self.curricula[name][0].start if levels is None else levels[name])
         return self._replacement(task, item)
 
-    def _allowed_rows(self, task: Task) -> list[int]:
-        allowed = [
-            i for i in range(len(task)) if not self._avoid or task.problem(i).identity not in self._avoid
-        ]
-        if not allowed:
-            raise UserError(f"Every row of task {task.name} is an evaluation problem too: set eval_path.")
-        return allowed
+    def _allowed_rows(self, task: Task, fits: Fits | None) -> list[int]:
+        rows = range(len(task))
+        allowed = [i for i in rows if not self._avoid or task.problem(i).identity not in self._avoid]
+        fitting = [i for i in allowed if fits is None or fits(task.problem(i))]
+        if len(fitting) < len(allowed):
+            part = f"{len(allowed) - len(fitting):,} of {len(allowed):,} prompts"
+            logger.info(f"{task.name} ({self.split}): {part} longer than max_prompt_length are left out.")
+        if not fitting:
+            remedy = "raise max_prompt_length" if allowed else "set eval_path"
+            reason = "too long" if allowed else "an evaluation problem too"
+            raise UserError(f"Every row of task {task.name} is {reason}: {remedy}.")
+        return fitting
 
     def _replacement(self, task: Task, index: int) -> Problem:
         for attempt in range(_TRIES):
@@ -92,35 +102,41 @@ class Mixture:
         )
 
 
-def build_tasks(config: Config, split: str, eval_set: Iterable[Problem] | None = None) -> Mixture:
+def build_tasks(
+    config: Config, split: str, eval_set: Iterable[Problem] | None = None, fits: Fits | None = None
+) -> Mixture:
     """The mixture of a split. "train" keeps out the questions of `eval_set` (made anew if not given)."""
     if split == "eval":
-        return Mixture(config, "eval")
-    return Mixture(config, "train", eval_problems(config) if eval_set is None else eval_set)
+        return Mixture(config, "eval", fits=fits)
+    return Mixture(config, "train", eval_problems(config, fits) if eval_set is None else eval_set, fits)
 
 
-def eval_problems(config: Config) -> list[Problem]:
+def eval_problems(config: Config, fits: Fits | None = None) -> list[Problem]:
     """`eval_num_samples` fixed problems, spread over the tasks by weight; fewer where a task has no more."""
     total = config.evaluation.eval_num_samples
     if total == 0:
         return []
-    mixture = build_tasks(config, "eval")
+    mixture = build_tasks(config, "eval", fits=fits)
+    for task in mixture.tasks.values():
+        if not task.shared or config.evaluation.eval_only:  # otherwise the training side says it
+            for note in task.notes()[:1]:
+                logger.info(note)
     specs = task_specs(config, "eval")
     counts = apportion(total, [Fraction(str(specs[name].weight)) for name in mixture.tasks])
     pairs = zip(mixture.tasks.values(), counts, strict=True)
-    per_task = [_distinct(task, count, mixture._seed) for task, count in pairs]
+    per_task = [_distinct(task, count, mixture._seed, mixture._rows.get(task.name)) for task, count in pairs]
     turns = interleave([len(problems) for problems in per_task])
     return [per_task[int(task_index)][int(turn)] for task_index, turn in turns]
 
 
-def _distinct(task: Task, count: int, base: int) -> list[Problem]:
+def _distinct(task: Task, count: int, base: int, rows: Sequence[int] | None) -> list[Problem]:
     """`count` problems of a task, or all that it has: a repetition would count as another problem."""
     distinct: dict[str, Problem] = {}
     shuffle_seed = seed(base, "evaluation", task.name)
-    for index in range(10 * count + 50) if task.generated else _shuffled(len(task), shuffle_seed):
+    for index in range(10 * count + 50) if rows is None else _shuffled(len(rows), shuffle_seed):
         if len(distinct) >= count:
             break
-        problem = task.problem(index)
+        problem = task.problem(index if rows is None else rows[index])
         distinct.setdefault(problem.identity, problem)
     return list(distinct.values())
 

@@ -1,10 +1,10 @@
 """Rows of the user's own: a prompt, an optional answer, and how the two are compared.
 
-`match` is exact, normalized, numeric, math or none; by default the one that suits the answers. With `none`
-the user's own `reward_funcs` pay alone. All columns of a row reach reward functions by name, as in TRL.
+`match` is exact, normalized, numeric, letter, math or none; by default the one that suits the answers.
+With `none` the user's own `reward_funcs` pay alone. All columns reach these by name, as in TRL.
 """
 
-import logging
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,21 +12,14 @@ from whetstone.config import Config, TaskSpec
 from whetstone.config.plugins import is_plugin
 from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards import matching
-from whetstone.rewards.answers import final_answer, math_equal
+from whetstone.rewards.answers import math_equal
 from whetstone.tasks import rows
 from whetstone.tasks.base import NO_THOUGHTS
-from whetstone.tasks.prompts import Messages, without_solution
-from whetstone.types import Problem, TaskScore
+from whetstone.tasks.row_reader import Example, list_columns
+from whetstone.terminal.text import counted
+from whetstone.types import Problem, TaskScore, normal_form, question_text
 
-PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "query", "instruction", "input")
-ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label", "final_answer")
-_COMPARISONS = {
-    "exact": "compared letter by letter",
-    "normalized": "compared as text, without case, punctuation and articles",
-    "numeric": "compared as numbers",
-    "math": "compared as mathematics",
-}
-logger = logging.getLogger(__name__)
+_KINDS = {"numeric": "numbers", "letter": "letters of options", "math": "mathematics", "none": ""}
 
 
 class RowsTask(rows.RowTask):
@@ -37,6 +30,7 @@ class RowsTask(rows.RowTask):
     )
     isolated = True
     scorer_modules = ("math_verify",)
+    suitable_match = ""  # by the answers
 
     def __init__(self, config: Config, name: str, spec: TaskSpec, split: str, shared: bool) -> None:
         super().__init__(config, name, spec, split, shared)
@@ -49,131 +43,71 @@ class RowsTask(rows.RowTask):
                 f"Choose from {', '.join(matching.MATCHES)}."
             )
         self.failure_reward = min(0.0, config.tasks.reward_wrong, config.tasks.reward_no_answer)
-
-    @property
-    def _columns(self) -> str:
-        return rows.list_columns(rows.columns_of(self._raw))
+        self._has_own_function = any(map(is_plugin, config.tasks.reward_funcs))
+        self._imitates = config.loss.is_supervised and not config.rollout.rejection_sampling
 
     @cached_property
-    def _prompt_column(self) -> str:
-        is_named = self.settings.get("prompt_column") or self.settings.get("question_column")
-        columns = set(rows.columns_of(self._raw))
-        if not is_named and {"nums", "target"} <= columns and not columns & set(PROMPT_COLUMNS):
-            raise UserError(
-                f"{self._where} has numbers and a target, but no prompt: the task countdown writes one, "
-                "datasets={countdown: {}} beside the name of the data set; or set prompt_column."
-            )
-        return self._column("prompt_column", PROMPT_COLUMNS, alias="question_column")
-
-    @cached_property
-    def _answer_column(self) -> str | None:
-        """None where no answer is needed or there is none."""
-        if self.settings.get("answer_column") is not None:
-            return self._column("answer_column", ())
-        columns = set(rows.columns_of(self._raw)) - {self._prompt_column}
-        return next((name for name in ANSWER_COLUMNS if name in columns), None)
-
-    @cached_property
-    def _usable_rows(self) -> list[dict[str, Any]]:
-        """Every row of the source: its messages, its answer (None: it has none) and all its columns."""
-        usable = []
-        self._name_unused(self._used_columns)
-        for number, row in enumerate(self._raw, 1):
-            where = f"{self._where}, row {number}"
-            messages = read_messages(self._prompt_cell(row), self._prompt_column, where)
-            truth = self._truth(row, where)
-            if messages:
-                usable.append({"messages": messages, "truth": truth or None, "columns": row})
-        if not usable:
-            raise UserError(
-                f"{self._where} has no row with a {self._prompt_column}: set prompt_column to one of its "
-                f"columns ({self._columns})."
-            )
-        self._warn_dropped(len(self._raw) - len(usable), f"an empty {self._prompt_column}")
-        return usable
-
-    @property
-    def _used_columns(self) -> list[str | None]:
-        used = [self._prompt_column, self._answer_column, self.settings.get("solution_column")]
-        used += rows.SOLUTION_COLUMNS if self.config.loss.is_supervised else ()
-        return [*used, "input"] if self._prompt_column == "instruction" else used
-
-    def _prompt_cell(self, row: rows.Row) -> Any:
-        """The cell of the prompt; of an instruction with its `input`, as Alpaca has it."""
-        prompt, context = row.get(self._prompt_column), row.get("input")
-        return (
-            f"{prompt}\n\n{context}"
-            if self._prompt_column == "instruction" and prompt and context
-            else prompt
-        )
-
-    def _truth(self, row: rows.Row, where: str) -> str | None:
-        """The answer of a row: of a worked solution what stands behind `####` or in the box."""
-        column = self._answer_column
-        if column is None or self.settings.get("match") == "none":
-            return None
-        value = row.get(column)
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
-        if isinstance(value, dict | list | tuple | bytes):
-            raise UserError(
-                f"{where} has {rows.short_repr(value)} as {column}: give a text or a number, or set "
-                "match=none and let reward_funcs of your own read it."
-            )
-        return None if _is_missing(value) else final_answer(str(value).strip())
+    def _examples(self) -> list[Example]:
+        """Every row of the source that has a prompt."""
+        compares_completions = not (self._imitates or self._has_own_function)
+        self._reader.also_used = tuple(self._reader.columns) if self._has_own_function else ()
+        return self._reader.read(imitates=self._imitates, compares_completions=compares_completions)
 
     @cached_property
     def match(self) -> str:
         """How answers are compared: as set, or as suits them."""
-        truths = [row["truth"] for row in self._usable_rows if row["truth"] is not None]
-        match = self.settings.get("match") or matching.match_for(truths)
-        funcs = self.config.tasks.reward_funcs
-        if match == "none" and "accuracy" in funcs and not any(map(is_plugin, funcs)):
-            remedy = "leave match out"
-            if not self.settings.get("match"):
-                remedy = f"set answer_column to one of its columns ({self._columns})"
+        truths = [example.answer for example in self._examples if example.answer is not None]
+        suitable = "letter" if "options" in self._reader.roles else self.suitable_match
+        match = suitable if suitable and truths else matching.match_for(truths)
+        match = self.settings.get("match") or match
+        if self._imitates:
+            return match if truths else "none"
+        needs_answers = "accuracy" in self.config.tasks.reward_funcs and not self._has_own_function
+        if needs_answers if match == "none" else not truths:
+            remedy = f"set answer_column to one of its columns ({list_columns(self._reader.columns)})"
+            if {"chosen", "rejected"} <= {*self._reader.columns}:
+                remedy = "these are preferences: train on the chosen answers by `whet sft`"
+            remedy = "leave match out" if truths else remedy
             raise UserError(
-                f"{self._where} has no answers to compare with, so accuracy can't be paid: {remedy}, or pay "
-                "by a function of your own, reward_funcs=[my_rewards.py:my_function]."
-            )
-        if match != "none" and not truths:
-            raise UserError(
-                f"{self._where} has no answers to compare by match={match}: set answer_column to one of its "
-                f"columns ({self._columns}), or set match=none with reward_funcs of your own."
+                f"{self._where} has no answers to compare, so accuracy can't be paid: {remedy}, or pay by a "
+                "function of your own, reward_funcs=[my_rewards.py:my_function]."
             )
         return match
 
     @cached_property
-    def _rows(self) -> list[dict[str, Any]]:
-        usable_rows = self._usable_rows
-        if self.match != "none":
-            usable_rows = [row for row in usable_rows if row["truth"] is not None]
-            self._warn_dropped(len(self._usable_rows) - len(usable_rows), f"an empty {self._answer_column}")
-        questions = [row["messages"][-1]["content"] for row in usable_rows]
-        return self._own_side(usable_rows, questions)
-
-    def _warn_dropped(self, count: int, reason: str) -> None:
-        if count:
-            logger.warning("%s: %d rows with %s are left out", self._where, count, reason)
+    def _rows(self) -> list[Example]:
+        examples = self._examples
+        if self._imitates:
+            examples = [e for e in examples if e.solution is not None or e.answer is not None]
+        elif self.match != "none":
+            examples = [e for e in examples if e.answer is not None]
+        if not examples:
+            needed = "a solution to imitate: set solution" if self._imitates else "a prompt: set prompt"
+            raise UserError(f"{self._where} has no row with {needed}_column.")
+        self._answer_kind, self._repeated = _KINDS.get(self.match, "text"), _repetitions(examples)
+        return self._own_side(examples, [question_text(example.messages) for example in examples])
 
     def problem(self, index: int) -> Problem:
-        row = self._rows[index]
-        answer = {"answer": row["truth"], "match": self.match}
-        if self.config.loss.is_supervised:
-            columns = (self._prompt_column, self._answer_column)
-            answer["solution"] = rows.solution_text(row["columns"], self.settings, *columns)
-        if any(map(is_plugin, self.config.tasks.reward_funcs)):  # nobody else reads the other columns
-            answer["columns"] = row["columns"]
-        return self.make_problem(index, row["messages"][-1]["content"], answer, row["messages"])
+        example = self._rows[index]
+        answer: dict[str, Any] = {"answer": example.answer, "match": self.match}
+        if self._imitates:
+            answer["solution"] = example.solution
+        if self._has_own_function:  # nobody else reads the other columns
+            answer["columns"] = example.columns
+        problem = self.make_problem(index, example.messages[-1]["content"], answer, example.messages)
+        return replace(problem, tools=example.tools) if example.tools else problem
 
     def score(self, problem: Problem, text: str) -> TaskScore:
         tasks, match = self.config.tasks, problem.answer["match"]
         answer = self._extract(text, match)
         if match == "none":
-            return TaskScore(correct=None, reward=None, answer=answer)
+            return TaskScore(correct=None, reward=0.0 if self._imitates else None, answer=answer)
         if answer is None:
             return TaskScore(correct=False, reward=tasks.reward_no_answer)
-        correct = matching.same(answer, problem.answer["answer"], match)
+        truth = problem.answer["answer"]
+        if match == "letter" and matching.letter_of(answer) is None:  # the text of the option is right, too
+            truth = dict(matching.OPTION_LINE.findall(problem.question)).get(matching.letter_of(truth), truth)
+        correct = matching.same(answer, truth, match)
         reward = tasks.reward_correct if correct else tasks.reward_wrong
         return TaskScore(correct=correct, reward=reward, answer=answer)
 
@@ -193,60 +127,40 @@ class RowsTask(rows.RowTask):
             return None
         return f"{NO_THOUGHTS}<answer>{truth}</answer>"
 
-    def solution(self, problem: Problem) -> str | None:
-        return problem.answer.get("solution") or super().solution(problem)
+    def solution(self, problem: Problem) -> Any:
+        """What the assistant says in the row, as it is written; a message where it has more than a text."""
+        message = problem.answer.get("solution")
+        if message is None:
+            return super().solution(problem)
+        return message["content"] if message.keys() == {"role", "content"} else message
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {"answer": problem.answer["answer"], **problem.answer.get("columns", {})}
 
     def notes(self) -> list[str]:
-        """Where the rows come from, which columns are read, how answers are compared, what is paid."""
-        source, tasks = rows.source(self.settings, self.split)[0], self.config.tasks
-        text = f"{self.name}: {len(self):,} rows of {source}, prompts from column {self._prompt_column}"
-        if self._prompt_column == "instruction" and "input" in rows.columns_of(self._raw):
-            text += " followed by column input"
+        """What was read, how often questions repeat, how answers are compared, what is paid."""
+        tasks, lines = self.config.tasks, super().notes()
+        lines += [self._repeated] if self._repeated else []
+        if self._prompt is not None and any(e.messages[0]["role"] == "system" for e in self._rows):
+            lines.append("developer_prompt replaces the system messages of the rows (null keeps them)")
         if self.match == "none":
-            return [f"{text}; without accuracy, the reward comes from {', '.join(tasks.reward_funcs)} alone."]
-        chosen = "" if self.settings.get("match") else ", chosen by the answers"
-        text += (
-            f"; answers from column {self._answer_column}, {_COMPARISONS[self.match]} "
-            f"(match: {self.match}{chosen})"
-        )
-        if "accuracy" in tasks.reward_funcs:
-            text += (
-                f"; accuracy pays {tasks.reward_correct:g} for a right answer, {tasks.reward_wrong:g} for a "
-                f"wrong one, {tasks.reward_no_answer:g} for none"
+            reason = f"the reward comes from {', '.join(tasks.reward_funcs)} alone"
+            reason = "the evaluation shows lengths, its reward is 0" if self._imitates else reason
+            lines.append(f"without answers there is no accuracy; {reason}")
+        elif "accuracy" in tasks.reward_funcs and not self._imitates:
+            lines.append(
+                f"accuracy pays {tasks.reward_correct:g} for a right answer (match: {self.match}), "
+                f"{tasks.reward_wrong:g} for a wrong one, {tasks.reward_no_answer:g} for none"
             )
-        return [f"{text}."]
+        return [lines[0], *(f"{self.name}: {line}." for line in lines[1:])]
 
 
-def read_messages(value: Any, column: str, where: str) -> Messages:
-    """A cell as the messages of a prompt: a text is one of the user's; empty where the cell is."""
-    if not isinstance(value, dict | list | tuple | bytes):
-        text = "" if _is_missing(value) else str(value).strip()
-        return ({"role": "user", "content": text},) if text else ()
-    if isinstance(value, dict | bytes):
-        raise UserError(
-            f"{where} has {rows.short_repr(value)} as {column}: give a text or a list of chat messages, or "
-            "set prompt_column to another column."
-        )
-    turns = without_solution([_turn(turn, column, where) for turn in value])
-    return turns if any(turn["content"] for turn in turns) else ()
-
-
-def _turn(turn: Any, column: str, where: str) -> dict[str, str]:
-    content = turn.get("content") if isinstance(turn, dict) else None
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        texts = [part.get("text") for part in content]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
-    role = turn.get("role", "user") if isinstance(turn, dict) else None
-    if not isinstance(content, str) or not isinstance(role, str):
-        raise UserError(
-            f"{where} has the message {rows.short_repr(turn)} in {column}: a message is "
-            '{"role": "user", "content": "text"}.'
-        )
-    return {"role": role, "content": content}
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or value != value  # pandas writes NaN where nothing is
+def _repetitions(examples: list[Example]) -> str:
+    """How many rows repeat a question, and how many of them with another answer."""
+    first: dict[str, Example] = {}
+    pairs = [(first.setdefault(normal_form(question_text(e.messages)), e), e) for e in examples]
+    again = [(normal_form(a.answer or ""), normal_form(b.answer or ""), b) for a, b in pairs if a is not b]
+    differ = [example.number for before, now, example in again if before != now]
+    text = f"{counted(len(again), 'row')} with the question of an earlier row"
+    text += f", {len(differ):,} with another answer (row {differ[0]:,} first)" if differ else ""
+    return text if again else ""

@@ -7,7 +7,7 @@ from typing import Any
 from whetstone.config.tasks import TasksConfig
 from whetstone.errors import UserError, did_you_mean
 
-Messages = tuple[dict[str, str], ...]
+Messages = tuple[dict[str, Any], ...]
 
 
 def developer_prompt(tasks: TasksConfig) -> str | None:
@@ -40,35 +40,26 @@ def build_messages(prompt: str | None, role: str, question: str, row_messages: M
     return ({"role": role, "content": prompt}, *turns)
 
 
-def conversation(value: Any) -> Messages:
-    """A column's chat messages, up to the last that the model is to answer; empty where it holds others."""
-    if not isinstance(value, list) or not value:
-        return ()
-    if any(not isinstance(turn, dict) or not isinstance(turn.get("content"), str) for turn in value):
-        return ()
-    turns = [{"role": str(turn.get("role", "user")), "content": turn["content"]} for turn in value]
-    return without_solution(turns)
-
-
-def without_solution(turns: list[dict[str, str]]) -> Messages:
+def without_solution(turns: Sequence[dict[str, Any]]) -> Messages:
     """The turns before the solution of a supervised data set."""
     while turns and turns[-1]["role"] == "assistant":
-        turns.pop()
+        turns = turns[:-1]
     return tuple(turns)
 
 
-def check_template(template: Any, known: Sequence[str], what: str) -> None:
-    """A text whose placeholders are all known, or a complaint that names the one that is not."""
+def check_template(template: Any, known: Sequence[str], what: str) -> list[str]:
+    """The placeholders of a text, which are all known, or a complaint that names the one that is not."""
     if not isinstance(template, str):
-        raise UserError(f"{what} is a {type(template).__name__}: give a text, such as '{{{known[0]}}}'.")
+        raise UserError(f'{what} is a {type(template).__name__}: write it in quotes, as "{{{known[0]}}}".')
     try:
         fields = [entry[1:] for entry in Formatter().parse(template) if entry[1] is not None]
     except ValueError as error:
         raise UserError(f"{what} can't be read ({error}): write a bare brace twice, {{{{ or }}}}.") from None
-    names = ", ".join(f"{{{name}}}" for name in known)
+    names = ", ".join(f"{{{name}}}" for name in known[:30])
     for name, form, conversion in fields:
         if name not in known or form or conversion:
             raise UserError(
-                f"{what} has the placeholder {{{name}}}: choose from {names}, and write a bare brace twice, "
-                "{{ or }}."
+                f"{what} has the placeholder {{{name}}}{did_you_mean(str(name), known) or ':'} Choose from "
+                f"{names}, and write a bare brace twice, {{{{ or }}}}."
             )
+    return [str(name) for name, *_ in fields]

@@ -4,12 +4,13 @@ Checks that every row is plain data: named columns, valid Unicode, limited nesti
 """
 
 import csv
+import io
 import itertools
 import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,28 @@ def _fault(value: Any, depth: int) -> str | None:
     return None
 
 
+def parse_plain(value: Any) -> Any:
+    """The list or object that a cell holds as JSON text, as CSV files have it; any other value as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return value if _fault(parsed, _DEEPEST) else parsed
+
+
+def _decode(text: bytes) -> str:
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        remedy = "save it as UTF-8 (iconv -f cp1252 or utf-16 -t utf-8 OLD > NEW)"
+        raise ValueError(f"byte {error.start + 1} is not UTF-8 text: {remedy}") from None
+
+
 def _parse(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}it is not UTF-8 text (byte {error.start + 1})") from None
+        return json.loads(_decode(text))
     except RecursionError:
         raise ValueError(f"{where}it is nested too deeply") from None
     except ValueError as error:  # no JSON, or a number of thousands of digits
@@ -138,34 +156,27 @@ def _read_jsonl(path: Path) -> list[Row]:
 
 def _read_csv(path: Path) -> list[Row]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # worked solutions are longer than 128 kB
-    tab = path.suffix.lower() == ".tsv"
+    text = _decode(path.read_bytes())
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(f"line {line} holds a NUL byte: it is no text file, or not UTF-8")
+    names = text.partition("\n")[0]
+    separator = "\t" if path.suffix.lower() == ".tsv" else max(",", ";", "\t", key=names.count)
     rows: list[Row] = []
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(_lines(file), delimiter="\t" if tab else ",", strict=True)
-        try:
-            filled = filter(None, reader)
-            header = next(filled, [])
-            twice = next((name for name in header if header.count(name) > 1), None)
-            if twice is not None:
-                raise ValueError(f"its header names the column {short_repr(twice)} twice")
-            for cells in filled:
-                if len(cells) > len(header):
-                    raise ValueError(
-                        f"line {reader.line_num} has {len(cells)} cells for {len(header)} columns"
-                    )
-                rows.append(dict(itertools.zip_longest(header, cells)))
-        except csv.Error as error:
-            raise ValueError(f"line {reader.line_num}: {error}") from None
-        except UnicodeDecodeError:
-            raise ValueError(f"behind line {reader.line_num} it is not UTF-8 text") from None
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        filled = filter(None, reader)
+        header = next(filled, [])
+        twice = next((name for name in header if header.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"its header names the column {short_repr(twice)} twice")
+        for cells in filled:
+            if len(cells) > len(header):
+                raise ValueError(f"line {reader.line_num} has {len(cells)} cells for {len(header)} columns")
+            rows.append(dict(itertools.zip_longest(header, cells)))
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from None
     return rows
-
-
-def _lines(file: Any) -> Iterator[str]:
-    for number, line in enumerate(file, 1):
-        if "\0" in line:
-            raise ValueError(f"line {number} holds a NUL byte: it is no text file, or not UTF-8")
-        yield line
 
 
 def _read_parquet(path: Path) -> list[Row]:

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,25 @@ from urllib.parse import urlsplit
 
 from whetstone.config import recipe_folders
 from whetstone.config.data_keys import ROW_SETTINGS
-from whetstone.config.plugins import is_plugin
 from whetstone.errors import UserError, first_line
-from whetstone.rewards.answers import final_answer
 from whetstone.seeds import seed
 from whetstone.tasks.base import Task, check_setting_names
-from whetstone.tasks.prompts import conversation
 from whetstone.tasks.row_files import SUFFIXES, Row, check_rows, read_file, read_folder, short_repr
+from whetstone.tasks.row_reader import Reader
+from whetstone.terminal.text import counted
+from whetstone.types import normal_form
 
 __all__ = ["Row", "short_repr"]
 DEFAULT_EVAL_FRACTION = 0.05
 _TEXT_KEYS = ("path", "dataset", "name", "split", "eval_path", "eval_split")
-_PROMPT_PARTS = frozenset(
-    {"choices", "options", "tools", "A"}
-)  # columns without which a question is another one
-SOLUTION_COLUMNS = ("completion", "solution", "response", "output", "chosen")
 logger = logging.getLogger(__name__)
 
 
 class RowTask(Task):
     """A task made of rows. They are read at first use, never by a scoring worker."""
+
+    why_left_out = "empty prompt or answer"
+    _answer_kind = ""  # for a sentence about the rows
 
     @cached_property
     def _where(self) -> str:
@@ -52,63 +51,42 @@ class RowTask(Task):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def _column(self, setting: str, defaults: Sequence[str], alias: str = "") -> str:
-        """The column that a setting (or its alias) names, or the first of the usual names that is there."""
-        column = self.settings.get(setting)
-        column = column if column or not alias else self.settings.get(alias)
-        columns, where = columns_of(self._raw), self._where
-        if not columns:
-            raise UserError(
-                f"{where} has rows without any column: write one object with named columns per row."
-            )
-        for name in defaults if column is None else (column,):
-            if name in columns:
-                return name
-        name, known = " or ".join(defaults) if column is None else f"'{column}'", list_columns(columns)
-        raise UserError(f"{where} has no column {name}: set {setting} to one of its columns ({known}).")
-
-    def _name_unused(self, used: Iterable[str | None]) -> None:
-        """Name once what nobody reads: columns, and fields of messages; raise where a prompt lacks a part."""
-        used, is_chosen = set(used), bool({"prompt_column", "question_column"} & self.settings.keys())
-        if self.split != "train":
-            return
-        names = columns_of(self._raw)
-        cells = [row.get(name) for row in self._raw for name in names if name in used]
-        parts = [part for cell in cells if isinstance(cell, list) for part in cell if isinstance(part, dict)]
-        turns = [part for part in parts if "role" in part]
-        fields = {str(key) for turn in turns for key, value in turn.items() if value}
-        filled = {name for row in self._raw for name in names if row.get(name) not in (None, "", [], {})}
-        lost = [name for name in names if name in _PROMPT_PARTS & filled - used and not is_chosen]
-        if missing := fields & {"tool_calls"} or set(lost):
-            raise UserError(
-                f"{self._where} has {min(missing)}, which prompts would lack: write it into their text"
-                + (", or set prompt_column to train without that column." if missing == set(lost) else ".")
-            )
-        unused = [f"column {name}" for name in names if name not in used]
-        if any(map(is_plugin, self.config.tasks.reward_funcs)):
-            unused = []  # reward functions of the user's own get all columns
-        unused += sorted(f"message field {field}" for field in fields - {"role", "content"})
-        if unused:
-            logger.warning("%s: nothing uses %s", self._where, list_columns(unused))
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(self._raw, self.settings, self._where)
 
     def _own_side(self, rows: list[Any], questions: list[str]) -> list[Any]:
         """All rows, or this split's part of a source that training and evaluation share.
 
         A question's side is decided by its hash, so that the same question is never on both.
         """
-        if not self.shared:
-            return rows
-        hashes = [seed("hold out", " ".join(question.split())) for question in questions]
-        threshold = int(self.settings.get("eval_fraction", DEFAULT_EVAL_FRACTION) * 2**63)
-        first = min(hashes)  # at least one question is kept for evaluation
-        is_held_out = [value < threshold or value == first for value in hashes]
-        own = [row for row, out in zip(rows, is_held_out, strict=True) if out == (self.split == "eval")]
+        own = rows
+        if self.shared:
+            first_written: dict[str, str] = {}  # the side is that of a question's first spelling
+            spelled = [first_written.setdefault(normal_form(text), text) for text in questions]
+            hashes = [seed("hold out", " ".join(text.split())) for text in spelled]
+            threshold = int(self.settings.get("eval_fraction", DEFAULT_EVAL_FRACTION) * 2**63)
+            first = min(hashes)  # at least one question is kept for evaluation
+            is_held_out = [value < threshold or value == first for value in hashes]
+            own = [row for row, out in zip(rows, is_held_out, strict=True) if out == (self.split == "eval")]
         if not own:
             raise UserError(
                 f"{self._where} has too few different questions to train and evaluate on: give more rows, or "
                 "an eval_path of its own."
             )
+        num_rows, uses = len(self._raw), ("to train on", "to evaluate")
+        here, there = uses if self.split == "train" else uses[::-1]
+        parts = [f"{len(own):,} {here}"] + [f"{len(rows) - len(own):,} {there}"] * self.shared
+        parts += [f"{num_rows - len(rows):,} left out ({self.why_left_out})"] if num_rows > len(rows) else []
+        self._note = (
+            f"{self.name}: {counted(num_rows, 'row')} of {source(self.settings, self.split)[0]}: "
+            f"{', '.join(parts)}; {self._reader.describe(self._answer_kind)}."
+        )
         return own
+
+    def notes(self) -> list[str]:
+        """Where the rows come from, which columns were read and which were not."""
+        return [] if self.generated or not len(self) else [self._note]
 
 
 def row_settings(kind: str) -> dict[str, Any]:
@@ -228,17 +206,6 @@ def _hub_resolves(endpoint: str) -> bool:
     return True
 
 
-def columns_of(rows: Sequence[Row]) -> list[str]:
-    """The columns that occur in any row, in order of appearance."""
-    return list(dict.fromkeys(str(name) for row in rows for name in row))
-
-
-def list_columns(names: list[str]) -> str:
-    """Column names for a sentence: not too many, none that breaks the line."""
-    shorter = [name if len(name) <= 60 and name.isprintable() else short_repr(name) for name in names]
-    return ", ".join(shorter[:30]) + (", ..." if len(shorter) > 30 else "")
-
-
 def check_settings(settings: dict[str, Any], known: Iterable[str], task: str) -> None:
     """Raise on a setting of a task made of rows that is unknown or has a wrong value."""
     check_setting_names(settings, tuple(known), task)
@@ -263,41 +230,3 @@ def _remedy(key: str, value: Any) -> str | None:
     if key == "max_samples" and not (isinstance(number, int) and number >= 1):
         return "give a whole number of at least 1, or leave it out"
     return None
-
-
-def solution_text(row: Row, settings: dict[str, Any], prompt: str, answer: str | None) -> str | None:
-    """What the assistant says in a row: `solution_column`, the end of its messages, a completion, a solution,
-    or an answer with its working. None where there is none.
-    """
-    column = settings.get("solution_column")
-    names = [column] if column else [prompt, *SOLUTION_COLUMNS, *([answer] if answer else [])]
-    for name in names:
-        text = _assistant_text(row.get(name), is_messages=name == prompt)
-        if text and (name != answer or final_answer(text) != text):
-            return _with_boxed_answer(text)
-    return None
-
-
-def _assistant_text(value: Any, *, is_messages: bool) -> str:
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        value = value[-1].get("content") if value[-1].get("role") == "assistant" else None
-    elif is_messages:
-        value = None
-    return value.strip() if isinstance(value, str) else ""
-
-
-def _with_boxed_answer(text: str) -> str:
-    """A worked solution of GSM8K's form (`<<1+1=2>>`, `#### 2`) without annotations, its answer boxed."""
-    match = re.search(r"\s*####\s*([-+]?[$€£]?\d[\d,.]*(?:/\d+)?\s?%?)\s*$", text)
-    if match is None:
-        return text  # other solutions are trained on as they are
-    working = re.sub(r"<<[\d\s.,+*/()=%$-]*>>", "", text[: match.start()])
-    return f"{working}\n\\boxed{{{match[1].strip()}}}"
-
-
-def question_text(value: Any) -> str:
-    """A cell as text; of chat messages the last that is to be answered."""
-    if isinstance(value, list) and value and isinstance(value[0], dict):  # chat messages
-        messages = conversation(value)
-        value = messages[-1]["content"] if messages else None
-    return "" if value is None else str(value).strip()

@@ -6,7 +6,6 @@ Observations and results of tools are hostile text: everything passes `escape_co
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from whetstone.commands.chat.reader import Reader
 from whetstone.commands.play.players import PlayerEngine, RecordingChat, make_player
@@ -15,8 +14,7 @@ from whetstone.config.sections import ModelConfig
 from whetstone.environments.toolbox import TOOLBOX, tool_schemas
 from whetstone.errors import UserError
 from whetstone.evaluation.statistics import accuracy, mean_interval
-from whetstone.model.hub import PEBBLE, resolve
-from whetstone.model.loading import guarded, quiet_transformers, try_tokenizer
+from whetstone.model.hub import PEBBLE, load_tokenizer
 from whetstone.rollout.collector import Collector, EpisodeSettings, sampling_params
 from whetstone.run.setup import make_pool, make_scorer
 from whetstone.seeds import seed
@@ -167,21 +165,13 @@ def open_session(
 
 def _chat(config: ModelConfig, *, raw: bool) -> RecordingChat:
     """Of the configured model; where its tokenizer can't be loaded, of the embedded one."""
-    from transformers import AutoTokenizer
-
     try:
-        with quiet_transformers(), guarded(config.model_name_or_path):
-            folder = resolve(config.model_name_or_path)
-            try_tokenizer(Path(folder))
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        return RecordingChat(tokenizer, config)
+        return RecordingChat(load_tokenizer(config.model_name_or_path), config)
     except UserError as error:
         if raw:
             raise
         sys.stderr.write(f"{error} Lengths are counted by the embedded model's tokenizer.\n")
-    return RecordingChat(
-        AutoTokenizer.from_pretrained(resolve(PEBBLE)), ModelConfig(model_name_or_path=PEBBLE)
-    )
+    return RecordingChat(load_tokenizer(PEBBLE), ModelConfig(model_name_or_path=PEBBLE))
 
 
 def _episode_numbers(
