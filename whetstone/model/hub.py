@@ -57,8 +57,7 @@ def load_tokenizer(name: str, **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     with quiet_transformers(), guarded(name):
-        folder = resolve(name)
-        try_tokenizer(Path(folder))
+        try_tokenizer(Path(folder := resolve(name)))
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
 
 

@@ -117,10 +117,9 @@ def eval_problems(config: Config, fits: Fits | None = None) -> list[Problem]:
     if total == 0:
         return []
     mixture = build_tasks(config, "eval", fits=fits)
-    for task in mixture.tasks.values():
-        if not task.shared or config.evaluation.eval_only:  # otherwise the training side says it
-            for note in task.notes()[:1]:
-                logger.info(note)
+    own = [task for task in mixture.tasks.values() if not task.shared or config.evaluation.eval_only]
+    for note in (note for task in own for note in task.notes()[:1]):  # otherwise training says it
+        logger.info(note)
     specs = task_specs(config, "eval")
     counts = apportion(total, [Fraction(str(specs[name].weight)) for name in mixture.tasks])
     pairs = zip(mixture.tasks.values(), counts, strict=True)
