@@ -338,3 +338,123 @@ def test_a_bad_import_ends_the_run_before_the_model_is_loaded(
         assert cli.run([verb, *words, "eval_num_samples=2"]) == 2
         told = capsys.readouterr().err
         assert "nothing_of_that_name" in told and "mine.py, line 1" in told and told.count("\n") == 1
+
+
+# ---- questions, options, lengths ---------------------------------------------------------------------------
+
+
+def test_spelling_makes_no_other_question(tmp_path: Path):
+    def written(name: str, texts: list[str]) -> str:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps({"question": text, "answer": "1"}) + "\n" for text in texts))
+        return str(path)
+
+    train = [f"What is {n} + {n}?" for n in range(12)]
+    test = [f"what IS  {n}\n+ {n}? " for n in range(4)]
+    rows = {"path": written("a.jsonl", train), "eval_path": written("b.jsonl", test)}
+    mixture = build_tasks(build({"datasets": {"rows": {"config": rows}}}), "train")
+    assert {mixture.problem(i).question for i in range(len(mixture))} == set(train[4:])
+    both = {"path": written("c.jsonl", train + [text.upper() for text in train]), "eval_fraction": 0.3}
+    config = build({"datasets": {"rows": {"config": both}}})
+    sides = [make_task(config, "rows", config.tasks.datasets["rows"], split) for split in ("train", "eval")]
+    ours, theirs = [{task.problem(i).question.upper() for i in range(len(task))} for task in sides]
+    assert len(ours) + len(theirs) == 12 and not ours & theirs
+
+
+def test_a_row_is_not_trained_on_where_it_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "env.py").write_text(
+        "class Env:\n    def reset(self, seed=None, number=0, **row):\n        return f'{seed} {number}'\n"
+        "    def step(self, action):\n        return '', 1.0, True\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name, numbers in (("a.jsonl", range(10)), ("b.jsonl", range(7, 10))):
+        (tmp_path / name).write_text("".join(json.dumps({"number": n}) + "\n" for n in numbers))
+    rows = {"path": "a.jsonl", "eval_path": "b.jsonl", "factory": "env.py:Env"}
+    config = build({"datasets": {"environment": {"config": rows}}})
+    mixture = build_tasks(config, "train")
+    seen = [mixture.problem(i).answer["row"]["number"] for i in range(len(mixture))]
+    assert sorted(seen) == list(range(7))
+
+
+def test_repeated_and_contradictory_rows_are_counted(tmp_path: Path):
+    again = [{"question": " capital 0?", "answer": "PARIS"}, {"question": "Capital 1?", "answer": "Milan"}]
+    notes = make(tmp_path, [*CAPITALS, *again]).notes()
+    assert (
+        notes[1] == "rows: 2 rows with the question of an earlier row, 1 with another answer (row 5 first)."
+    )
+    assert not any("earlier row" in note for note in make(tmp_path, CAPITALS).notes())
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        *(("<answer>B</answer>", True), ("<answer>(b)</answer>", True), (r"\boxed{\text{B}}", True)),
+        *(("<answer>B) Rome</answer>", True), ("<answer>rome</answer>", True), ("The answer is B.", True)),
+        *(
+            ("<answer>A</answer>", False),
+            ("<answer>Paris</answer>", False),
+            ("<answer>C) Rome</answer>", False),
+        ),
+        ("<answer>1</answer>", False),
+    ],
+)
+def test_an_option_is_named_by_letter_or_text(tmp_path: Path, text: str, right: bool):
+    row = {"question": "The capital of Italy?", "choices": ["Paris", "Rome", "Oslo"], "answer": 1}
+    assert paid(make(tmp_path, [row]), text) == float(right)
+    shown = {"question": "The capital of Italy?\n(A) Paris\n(B) Rome\n(C) Oslo", "answer": "B"}
+    assert paid(make(tmp_path, [shown]), text) == float(right)
+
+
+def test_longer_prompts_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    texts = ["Short?", *(f"{n}? " + "word " * 50 for n in range(3)), "Also short?"]
+    path, other = tmp_path / "rows.jsonl", tmp_path / "test.jsonl"
+    for file in (path, other):
+        file.write_text("".join(json.dumps({"question": text, "answer": "1"}) + "\n" for text in texts))
+    rows = {"datasets": {"rows": {"config": {"path": str(path), "eval_path": str(other)}}}}
+    keys = {**rows, "model_name_or_path": "pebble", "max_prompt_length": 40, "filter_overlong_prompts": True}
+    caplog.set_level("INFO")
+    _, tasks, _ = setup.build_tasks_and_plan(build({**keys, "eval_num_samples": 0, "max_steps": 1}))
+    assert {tasks.problem(i).question for i in range(len(tasks))} == {"Short?", "Also short?"}
+    assert "rows (train): 3 of 5 prompts longer than max_prompt_length are left out" in caplog.text
+    assert {p.question for p in eval_problems(build(keys), setup.prompt_filter(build(keys)))} == {
+        "Short?",
+        "Also short?",
+    }
+    with pytest.raises(UserError, match="too long: raise max_prompt_length"):
+        setup.build_tasks_and_plan(build({**keys, "eval_num_samples": 0, "max_prompt_length": 1}))
+
+
+def test_gsm8k_solutions_get_a_box_in_math_alone(tmp_path: Path):
+    text = "48/2 = <<48/2=24>>24 clips.\n#### 1,072"
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "How many?", "answer": text}) + "\n")
+    for kind, trained in (("rows", text), ("math", "48/2 = 24 clips.\n\\boxed{1,072}")):
+        keys = {
+            "datasets": {kind: {"config": {"path": str(path)}}},
+            "loss_type": "sft",
+            "eval_num_samples": 0,
+        }
+        tasks = build_tasks(build(keys), "train")
+        assert tasks.tasks[kind].solution(tasks.problem(0)) == trained
+    for other in ('cout << "n?"; cin >> a;', "return (x << 2) >> 1\n\n#### Conclusion", "  x <<3>> 1\n"):
+        path.write_text(json.dumps({"prompt": "Write.", "completion": other}) + "\n")
+        tasks = build_tasks(build({**keys}), "train")
+        assert tasks.tasks["math"].solution(tasks.problem(0)) == other
+
+
+def test_chat_rows_are_evaluated_by_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}] for n in range(9)
+    ]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    words = (
+        "model_name_or_path=pebble max_steps=1 prompts_per_step=2 max_completion_length=8 eval_greedy=false"
+    )
+    words += " preflight=off save_strategy=no reward_workers=1 eval_fraction=0.3 output_dir=out"
+    assert cli.run(["sft", "rows", "data_path=chat.jsonl", *words.split()]) == 0
+    told = capsys.readouterr().out
+    assert "prompt from messages, solution from messages." in told and "reward 0 [0, 0]" in told
+    assert "tokens a completion" in told and "accuracy 0" not in told
