@@ -173,6 +173,7 @@ SLOW = {
     "whet sft": "whet sft quickstart",
     "whet sft CONFIG": "whet sft quickstart",
     "whet sft math data_path=rows.json model_name_or_path=pebble use_peft=false": "",
+    "whet sft rows data_path=chat.jsonl developer_prompt=null": "",
     "whet sft quickstart rejection_sampling=true": "",
     "whet train math data_path=rows.json model_name_or_path=outputs/sft/final_model use_peft=false": (
         "whet train math data_path=rows.json model_name_or_path=pebble use_peft=false"
@@ -353,6 +354,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sums = [{"question": f"What is {a} + 5?", "answer": str(a + 5)} for a in range(40)]
     (folder / "rows.json").write_text(json.dumps(sums), encoding="utf-8")
     (folder / "my_rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums), encoding="utf-8")
+    chats = [
+        {"messages": [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": "Yes."}]}
+        for row in sums
+    ]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats), encoding="utf-8")
     (folder / "question.txt").write_text("What is 4 + 5?\n", encoding="utf-8")
     (folder / "prompts.jsonl").write_text('"What is 4 + 5?"\n', encoding="utf-8")
     (folder / "theirs.yaml").write_text("max_steps: 5\ndatasets: {gcd: {}}\n", encoding="utf-8")
