@@ -177,5 +177,6 @@ def test_parquet_lists_and_csv_texts_are_the_same(tmp_path: Path) -> None:
 
 
 def test_the_notes_say_what_is_paid(tmp_path: Path) -> None:
-    (note,) = make(tmp_path, MBPP).notes()
-    assert note == "code: 2 problems; accuracy pays 1 x the share of tests passed, and 1 more if all pass."
+    rows, payment = make(tmp_path, MBPP).notes()
+    assert rows.startswith("code: 2 rows of ") and "2 to train on; statement from text, tests from" in rows
+    assert payment == "code: accuracy pays 1 x the share of tests passed, and 1 more if all pass."
