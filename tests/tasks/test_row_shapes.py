@@ -43,6 +43,7 @@ def call(city: str) -> dict[str, Any]:
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"name": "weather", "description": "Of a city.", "parameters": PARAMETERS}
 TOOL = {"type": "function", "function": WEATHER}
+TOOL_TURN = said("", tool_calls=[call("Oslo")])
 SUM, OTHER = "What is 2 + 3?", "What is 2 + 4?"
 CHOICES = f"{SUM}\nA) 4\nB) 5\nC) 6"
 TEXTS = ["4", "5", "6"]
@@ -338,6 +339,15 @@ RIGHT = [
         solution="It is 5.",
     ),
     right(
+        "sft_call.jsonl",
+        [{"messages": [user("Snow in Oslo?"), {**TOOL_TURN, "content": None}], "tools": [TOOL]}],
+        "Snow in Oslo?",
+        None,
+        "none",
+        solution=TOOL_TURN,
+        tools=(TOOL,),
+    ),
+    right(
         "sft_sharegpt.json",
         [
             {
@@ -391,7 +401,6 @@ RIGHT = [
     ),
     right("sft_answer.jsonl", ROWS, SUM, "5", "numeric", solution="<answer>5</answer>"),
 ]
-TOOL_TURN = said("", tool_calls=[call("Oslo")])
 BROKEN = [  # name of the file, rows, settings, what the sentence says
     (
         "cp1252.csv",
@@ -486,7 +495,7 @@ def test_broken_rows_end_in_one_sentence(
     assert re.search(sentence, told) and told.count("\n") == 1 and len(told) < 700, told
 
 
-FAST = ("mmlu.parquet", "tool_history.jsonl", "sft_sharegpt.json", "sft_completion.parquet")
+FAST = ("mmlu.parquet", "tool_history.jsonl", "sft_sharegpt.json", "sft_call.jsonl", "sft_completion.parquet")
 
 
 @pytest.mark.parametrize(

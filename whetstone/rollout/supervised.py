@@ -39,9 +39,6 @@ class SupervisedSource(RolloutSource):
                 f"{problem.id} has no solution to imitate: give rows with a column completion, solution or "
                 "messages, set solution_column, or set rejection_sampling=true to train on correct samples."
             )
-        if not isinstance(solution, str):
-            fields = ", ".join(sorted(solution.keys() - {"role", "content"}))
-            raise UserError(f"{problem.id} ends in a message with {fields}: write it as text.")
         limit = self._config.rollout.max_completion_length
         prompt = self._collector.encode(problem, limit)
         tokens = self._collector.codec.encode_solution(problem, solution)
@@ -51,7 +48,8 @@ class SupervisedSource(RolloutSource):
             finish=Finish.LENGTH if len(tokens) > limit else Finish.STOP,
             policy_version=step,
         )
-        return Rollout(prompt_ids=prompt, turns=(Turn(completion=completion),), text=solution, score=NO_SCORE)
+        text = solution if isinstance(solution, str) else self._collector.codec.decode(tokens)
+        return Rollout(prompt_ids=prompt, turns=(Turn(completion=completion),), text=text, score=NO_SCORE)
 
 
 class RejectionSampledSource(RolloutSource):
