@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,16 +115,15 @@ class GRPOTrainer:
             raise UserError(f"GRPOTrainer takes no {name}: {UNSUPPORTED[name]}.")
         if not isinstance(args, GRPOConfig | None):
             raise UserError("args: import GRPOConfig from whetstone, as GRPOTrainer.")
-        template = getattr(others.pop("processing_class", None), "chat_template", None)
-        arguments = {"model": model, "reward_funcs": reward_funcs, "train_dataset": train_dataset}
-        arguments |= {"chat_template": template, **others}
-        first = next(iter(train_dataset or ()), None)
+        others["chat_template"] = getattr(others.pop("processing_class", None), "chat_template", None)
+        arguments = dict(others, model=model, reward_funcs=reward_funcs, train_dataset=train_dataset)
+        first = next(iter(train_dataset), None) if isinstance(train_dataset, Iterable) else None
         if isinstance(first, Mapping) and isinstance(first.get("prompt"), str):  # a text is the whole prompt
             arguments.update(apply_chat_template=False, prompt_template="{question}", chat_template=None)
         if (adapter := arguments.pop("peft_config", None)) is not None:
             usual = vars(type(adapter)()) | {"r": None, "lora_alpha": None}  # ours are not peft's
             arguments["lora"] = {name: value for name, value in vars(adapter).items() if value != usual[name]}
-        few = {} if others.get("eval_dataset") else {"eval_num_samples": 0}
+        few = {"eval_num_samples": 0} if others.get("eval_dataset") is None else {}
         arguments = {name: value for name, value in arguments.items() if value is not None}
         self.settings = {"preflight": "warn", **few, **vars(args or GRPOConfig()), **arguments}
         self.run = Run(Path(self.settings["output_dir"]) / self.settings.get("run_name", ""))
@@ -189,6 +188,8 @@ def _load(source: Source, settings: dict[str, Any]) -> LoadedConfig:
     data = DATA & settings.keys()
     if source is ...:
         source = None if data else "quickstart"
+    if not isinstance(source, str | Path | None):
+        raise UserError(f"source is a {type(source).__name__}: give a YAML file (rows: train_dataset).")
     names = {k: "rows" if k in DATA else str(settings[k]) for k in {*DATA, "output_dir"} & settings.keys()}
     folder = Path(load(source, names).config.run.output_dir)
     settings = {key: _plain(key, value, folder) for key, value in settings.items()}

@@ -263,6 +263,64 @@ def test_values_without_a_counterpart_are_said(tmp_path: Path) -> None:
     assert any("remax" in reason and "rloo" in reason for reason in result.left)
 
 
+def test_the_kl_coefficient_of_verl_is_taken(tmp_path: Path) -> None:
+    text = (
+        "B=15\npython -m verl.main data.train_files=a data.val_files='[b,c]' actor_rollout_ref.model.path=m "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=$((B/2)) data.train_batch_size=$((B/2*4)) "
+        "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.01 "
+        "actor_rollout_ref.actor.kl_loss_coef=0.02 ++actor_rollout_ref.rollout.n=5 word"
+    )
+    result = imported(tmp_path, "verl.sh", text)
+    # The last override wins; a shell divides without a rest: 15 / 2 is 7, times 4 is 28.
+    ours = {"beta": 0.02, "prompts_per_step": 7, "steps_per_generation": 4, "num_generations": 5}
+    assert {key: result.settings()[key] for key in ours} == ours
+    assert any("data.val_files: c" in keys for keys in result.left.values())  # b is evaluated
+
+
+def test_rollouts_per_example_of_prime_rl_is_the_group(tmp_path: Path) -> None:
+    text = "[orchestrator]\nbatch_size = 128\nrollouts_per_example = 16"
+    settings = imported(tmp_path, "rl.toml", text).settings()
+    assert (settings["num_generations"], settings["prompts_per_step"]) == (16, 8)
+
+
+def test_interpolations_are_filled_in_or_said(tmp_path: Path) -> None:
+    nested = {
+        "data": {"train_files": "${oc.env:HOME}/x.parquet", "train_batch_size": 64},
+        "actor_rollout_ref": {
+            "model": {"path": "m"}, "actor": {"ppo_mini_batch_size": "${data.train_batch_size}"},
+        },
+        "trainer": {"total_training_steps": "10"},
+    }  # fmt: skip
+    result = imported(tmp_path, "verl.yaml", yaml.safe_dump(nested))
+    assert (result.settings()["prompts_per_step"], result.settings()["steps_per_generation"]) == (64, 1)
+    left = json.dumps(result.left)
+    assert "data.train_files: ${oc.env:HOME}" in left and "total_training_steps: 10" in left
+    assert "datasets" not in result.settings() and "max_steps" not in result.settings()
+
+
+def test_what_a_script_says_beside_keywords(tmp_path: Path) -> None:
+    text = """
+size = 8
+size *= 2
+more = {"beta": 0.1}
+args = GRPOConfig("there", per_device_train_batch_size=size, max_steps=1000 // 3, **more)
+args.num_train_epochs = 5
+trainer = GRPOTrainer("m", [f], args)
+"""
+    result = imported(tmp_path, "train.py", text)
+    left = json.dumps(result.left)
+    for key in (
+        "there",
+        "per_device_train_batch_size: size",
+        "**more",
+        "num_train_epochs (line 6): 5",
+        "[f]",
+    ):
+        assert key in left, key
+    assert result.settings()["max_steps"] == 333 and "beta" not in result.settings()
+    assert "per_device_train_batch_size" not in result.settings()
+
+
 def test_nothing_of_a_script_is_executed(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     for name, text in (

@@ -126,6 +126,7 @@ def image() -> Dataset:
             lambda: {"train_dataset": ROWS, "datasets": {"chain_sum": {}}},
             r"^train_dataset \(argument\) is for",
         ),
+        (lambda: {"source": ROWS}, "^source is a list: give a YAML file"),
         (lambda: {"train_datasets": ROWS}, r"'train_datasets' \(argument, did you mean 'train_dataset'"),
         (lambda: {"answer_column": "a"}, r"^answer_column \(argument\) needs a data set"),
         (lambda: {"train_dataset": ROWS, "reward_funcs": [len]}, "^reward_funcs: builtin_function_or_method"),

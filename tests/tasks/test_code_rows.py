@@ -97,6 +97,13 @@ def test_tests_of_mbpp_run_behind_their_setup(tmp_path: Path) -> None:
     assert results(task, "def plus(x): return x + 2") == ("wrong",)
 
 
+def test_the_function_that_tests_call_is_asked_for(tmp_path: Path) -> None:
+    # A helper's name may end the name of the function.
+    code = "def swap(x): return x\ndef max_swap(x): return swap(x)"
+    rows = [{"text": f"Do {k}.", "code": code, "test_list": [f"assert max_swap({k}) == {k}"]} for k in (1, 2)]
+    assert "must define max_swap." in make(tmp_path, rows).problem(0).question
+
+
 def test_contests_have_stdin_or_methods(tmp_path: Path) -> None:
     task = make(tmp_path, [STDIN, METHOD])
     assert results(task, "print(sum(map(int, input().split())))") == ("passed",)

@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 trl = pytest.importorskip("trl")
@@ -154,6 +155,8 @@ def test_unknown_arguments_and_objects_are_named(tmp_path: Path) -> None:
         whetstone.GRPOConfig("out", group_size=4)
     with pytest.raises(UserError, match="args: import GRPOConfig from whetstone"):
         whetstone.GRPOTrainer("pebble", args=trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True))
+    with pytest.raises(UserError, match=r"^train_dataset is of type DataFrame"):
+        whetstone.GRPOTrainer("pebble", train_dataset=pandas.DataFrame(TEXTS)).train()
     model = AutoModelForCausalLM.from_pretrained(resolve("pebble"))
     with pytest.raises(UserError, match=r"^model: LlamaForCausalLM can't go into a file: .* a name"):
         whetstone.GRPOTrainer(model, "accuracy", train_dataset=ROWS).train()

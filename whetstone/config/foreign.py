@@ -10,7 +10,7 @@ import shlex
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from operator import add, mod, mul, sub, truediv
+from operator import add, floordiv, mod, mul, sub, truediv
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from whetstone.errors import UserError
 
 _CALLS = ("GRPOConfig", "GRPOTrainer", "LoraConfig", "load_dataset", "get_peft_model", "from_pretrained")
 _POSITIONS = {"GRPOTrainer": ("model",), "load_dataset": ("path", "name"), "from_pretrained": ("model_name",)}
-_OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.Mod: mod}
+_SIGNS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.FloorDiv: floordiv, ast.Mod: mod}
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^${}]*))?\}|\$(\w+)")
 _MODULE = re.compile(r"([\w.]+)\.(\w+)")
 _OPERAND = re.compile(r"\b(?!if\b|else\b)[a-z_][\w.]*")
@@ -48,7 +48,9 @@ class Imported:
         self._targets: dict[str, str] = accepted | self._table["names"]
         self._operands = {*_OPERAND.findall(" ".join(map(str, self._table["arithmetic"].values())))}
         self._names = {*self._targets, *self._table["values"], *self._operands} - {*self._table["without"]}
-        self._theirs = dict(self._flatten(theirs))
+        self._theirs = flat = dict(self._flatten(theirs))
+        for key, value in flat.items():  # ${section.key} of OmegaConf
+            flat[key] = flat.get(str(value)[2:-1], Unread(value)) if "${" in str(value) else value
         named = self._apply_keys()
         defaults = {key: value for key, value in self._table["defaults"].items() if key not in named}
         self._calculate(named, defaults)
@@ -82,8 +84,9 @@ class Imported:
                 self.left[reason].append(key)
             elif rest is None or (rest and not has_parts):
                 self.left["no counterpart is known"].append(f"{key}: {value}")
-            elif isinstance(value, Unread):
-                self.left["only running the script would tell the value"].append(f"{key}: {value}")
+            elif isinstance(value, Unread) or (isinstance(value, str) and name in self._operands):
+                named[name] = value  # in place of their default
+                self.left["only running the script would tell a number or value"].append(f"{key}: {value}")
             elif value is not None:
                 named[name] = value
                 if not self._take(key, self._settings, name, rest, value) and name not in self._operands:
@@ -130,6 +133,8 @@ class Imported:
         tasks, renamed = {}, self._table.get("entries", {})
         files = self._theirs.get("data.val_files")
         files = files if isinstance(files, list) else [files] * len(entries)
+        for file in files[len(entries) :]:
+            self.left["each of train_files has one file for evaluation"].append(f"data.val_files: {file}")
         for number, entry in enumerate(entries, 1):
             if isinstance(entry, str):
                 paths = {"path": entry, "eval_path": "".join(filter(None, files[number - 1 : number]))}
@@ -218,17 +223,22 @@ def _calls(cells: list[str]) -> dict[str, Any]:
         if not any(call in cell for call in _CALLS) and re.search(r"(?m)^\s*[%!]", cell):
             continue  # commands of the shell
         tree = ast.parse(re.sub(r"(?m)^([ \t]*)[%!].*", r"\1pass", cell))
-        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Call)]
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AugAssign | ast.Call)]
         for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
-            if isinstance(node, ast.Assign):
-                targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
-                names |= dict.fromkeys(targets, _value(node.value, names))
+            if not isinstance(node, ast.Call):
+                is_new = isinstance(node, ast.Assign)
+                value = _value(node.value, names) if is_new else Unread(ast.unparse(node))
+                for target in map(ast.unparse, node.targets if is_new else [node.target]):
+                    names[target] = value
+                    if re.search(r"(GRPO|Lora)Config\(", str(names.get(target.rpartition(".")[0]))):
+                        collected[f"{target} (line {node.lineno})"] = value
                 continue
             owner, _, call = ast.unparse(node.func).rpartition(".")
             if call not in _CALLS or (call == "from_pretrained" and not owner.startswith("Fast")):
                 continue
-            arguments = dict(zip(_POSITIONS.get(call, ()), node.args, strict=False))
-            arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+            unnamed = (ast.unparse(argument) for argument in node.args[len(_POSITIONS.get(call, ())) :])
+            arguments = dict(zip((*_POSITIONS.get(call, ()), *unnamed), node.args, strict=False))
+            arguments |= {word.arg or f"**{ast.unparse(word.value)}": word.value for word in node.keywords}
             for key, argument in arguments.items():
                 value = _value(argument, names)
                 if collected.setdefault(f"{call}.{key}", value) != value:
@@ -238,7 +248,7 @@ def _calls(cells: list[str]) -> dict[str, Any]:
 
 def _value(node: ast.AST | str, names: dict[str, Any]) -> Any:
     try:
-        tree = ast.parse(node.strip(), mode="eval").body if isinstance(node, str) else node
+        tree = ast.parse(node.strip().replace("/", "//"), mode="eval").body if isinstance(node, str) else node
         return _evaluate(tree, names)
     except (SyntaxError, LookupError, ValueError, TypeError, ArithmeticError):
         return Unread(f"$(({node}))" if isinstance(node, str) else ast.unparse(node))
@@ -262,7 +272,7 @@ def _evaluate(node: ast.AST, names: dict[str, Any]) -> Any:
         case ast.BinOp(left=left, op=op, right=right):
             numbers = _evaluate(left, names), _evaluate(right, names)
             if all(isinstance(number, int | float) for number in numbers):
-                value = _OPERATORS[type(op)](*numbers)
+                value = _SIGNS[type(op)](*numbers)
                 is_whole = all(isinstance(number, int) for number in numbers) and value == int(value)
                 return int(value) if is_whole else value
         case ast.Call(func=function, keywords=keywords) if ast.unparse(function) == "SamplingParams":
@@ -297,6 +307,7 @@ def _command_lines(text: str) -> dict[str, Any]:
             elif part.startswith("--") or (equals and re.fullmatch(r"[\w/@]+(\.[\w/@]+)+", name)):
                 key = name.replace("-", "_")
                 options[key] = [value] if equals else []
+                key = "" if equals else key
             elif key:
                 options[key].append(part)
     if line:

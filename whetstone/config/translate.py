@@ -174,10 +174,9 @@ class Translation:
         if not isinstance(settings, dict) or not {"num_warmup_steps", "num_training_steps"} & set(settings):
             return
         origin = self.origins["lr_scheduler_kwargs"]
-        settings = dict(settings)
+        settings = self.flat["lr_scheduler_kwargs"] = dict(settings)
         settings.pop("num_training_steps", None)
         warmup = settings.pop("num_warmup_steps", None)
-        self.flat["lr_scheduler_kwargs"] = settings
         if warmup is None:
             self.notes.append(f"num_training_steps in lr_scheduler_kwargs ({origin}) has no effect.")
             return

@@ -24,11 +24,9 @@ class Complaints:
     refused: list[tuple[str, str, str]] = field(default_factory=list)  # (key, origin, reason)
 
     def raise_all(self) -> None:
-        sentences = []
-        entries = []
+        sentences, entries = [], []
         for key, origin in self.unknown:
-            suggestion = suggest(key, self.known)
-            hint = f", did you mean '{suggestion}'?" if suggestion else ""
+            hint = f", did you mean '{name}'?" if (name := suggest(key, self.known)) else ""
             entries.append(f"'{shorten(key)}' ({origin}{hint})")
         if entries:
             noun = "is no key" if len(entries) == 1 else "are no keys"
@@ -41,7 +39,7 @@ class Complaints:
 
 
 def suggest(key: str, known: Iterable[str]) -> str | None:
-    """What was probably suggestion; None where a guess would mislead."""
+    """What was probably meant; None where a guess would mislead."""
     plain = key.lower().replace("-", "_").split(".")[-1]
     if plain in SYNONYMS:
         return SYNONYMS[plain]

@@ -180,7 +180,7 @@ def language(name: str) -> Language:
     for known in LANGUAGES.values():
         if name.lower() in known.fences:
             return known
-    raise UserError(f"There is no language '{name}': choose from {', '.join(LANGUAGES)}.")
+    raise UserError(f"There is no language {name[:40]!r}: choose from {', '.join(LANGUAGES)}.")
 
 
 @dataclass(frozen=True, kw_only=True)

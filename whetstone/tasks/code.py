@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whetstone.config import Config, TaskSpec
-from whetstone.errors import UserError, did_you_mean
+from whetstone.errors import UserError
 from whetstone.rewards.assertions import UnsupportedTest
 from whetstone.rewards.programs import (
     ProgramResult,
@@ -264,7 +264,7 @@ def _as_ours(row: rows.Row, column: str) -> rows.Row:
         solution = body if f"def {function}(" in str(body) else f"{row.get('prompt') or ''}{body}"
     if function is None and column == "test_list":
         names = re.findall(r"def (\w+)", str(solution))
-        function = next((name for name in names if f"{name}(" in str(tests[0])), None)
+        function = next((name for name in names if re.search(rf"\b{name}\(", str(tests[0]))), None)
     setup = "\n".join(map(str, [*_listed(row.get("test_imports")), row.get("test_setup_code") or ""])).strip()
     tests += [test for test in _listed(row.get("private_test_cases")) if isinstance(test, dict)]
     tests = [_plain_test(test, setup, str(row.get("starter_code"))) for test in tests]
@@ -303,10 +303,9 @@ def _renamed(tests: Any, fields: dict[str, str | None]) -> list[Any]:
 def _seconds(value: Any, where: str) -> float | None:
     if value is None or value == "":
         return None
-    try:
+    seconds = math.nan
+    with contextlib.suppress(TypeError, ValueError):
         seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = math.nan
     if isinstance(value, bool) or not 0 < seconds <= _LONGEST_TIME_LIMIT_S:
         raise UserError(
             f"{where} has {rows.short_repr(value)} as time_limit_s: give seconds, above 0 and at most "
@@ -317,16 +316,8 @@ def _seconds(value: Any, where: str) -> float | None:
 
 def _language(name: str, task: str, installed: bool = True) -> Language:
     """A language that is known (and installed), or a complaint that names it."""
-    try:
-        language = languages.language(str(name))
-    except UserError:
-        known = list(languages.LANGUAGES)
-        raise UserError(
-            f"The task {task} is in {rows.short_repr(name)}, which is no language we "
-            f"know{did_you_mean(str(name), known) or '.'} Choose from {', '.join(known)}."
-        ) from None
-    reason = languages.missing(language.name) if installed else None
-    if reason is not None:
+    language = languages.language(str(name))
+    if installed and (reason := languages.missing(language.name)):
         raise UserError(f"The task {task} can't be trained on here. {reason} `whet doctor` lists the others.")
     return language
 
