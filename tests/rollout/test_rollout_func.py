@@ -24,9 +24,8 @@ from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy, load_policy
 from whetstone.rollout.collector import Collector
-from whetstone.rollout.multi_turn import with_room_for_turns
 from whetstone.rollout.rollout_func import RolloutFunction
-from whetstone.tasks.registry import make_task
+from whetstone.tasks.registry import make_task, with_room_for_turns
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.types import Group
 from whetstone.update.packing import make_samples, pack

@@ -33,9 +33,8 @@ from whetstone.model.logprobs import UNSHARDED, LogitsLayout, TokenStatistics, s
 from whetstone.model.modes import Modes, disable_dropout
 from whetstone.model.nf4 import quantize_model
 from whetstone.model.padded import padded_hidden, rows_hidden
-from whetstone.model.rotary import longrope_length
 from whetstone.model.sharding import Sharding
-from whetstone.model.size import CACHED_KINDS, GENERATE, layers_of, widest_layer
+from whetstone.model.size import CACHED_KINDS, GENERATE, layers_of, longrope_length, widest_layer
 from whetstone.model.tiled_attention import plan_attention
 from whetstone.model.verification import (
     perturbed_embeddings,

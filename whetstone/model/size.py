@@ -98,3 +98,13 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
         if isinstance(layer, Nf4Linear):
             stored = layer.codes.numel() + layer.scales.numel()
             yield f"{name}.weight", layer.in_features * layer.out_features - stored, False
+
+
+def longrope_length(config: Any) -> int | None:
+    """How long a sequence may be for the short factors of LongRoPE (Phi-3.5, Phi-4-mini).
+
+    transformers takes the long factors for a batch with a longer one: for the tokens that were sampled with
+    the short ones before, and for all other sequences.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None

@@ -35,7 +35,6 @@ from whetstone.rewards.verify import check_reward_funcs, verify
 from whetstone.rollout.async_source import AsyncRolloutSource
 from whetstone.rollout.collector import DistributedCollector, EpisodeSettings, NullScorer
 from whetstone.rollout.learning_signal import LearningSignal
-from whetstone.rollout.multi_turn import with_room_for_turns
 from whetstone.rollout.rollout_func import RolloutFunction
 from whetstone.rollout.source import RolloutSource
 from whetstone.rollout.supervised import RejectionSampledSource, SupervisedSource
@@ -55,7 +54,7 @@ from whetstone.run.trial import check_own_code
 from whetstone.run.viewer import Viewer, is_wanted
 from whetstone.sandbox.pool import strongest_kind
 from whetstone.tasks.mixture import Mixture, build_tasks, check_gold, eval_problems, prepare_tasks
-from whetstone.tasks.registry import environments_of
+from whetstone.tasks.registry import environments_of, with_room_for_turns
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage

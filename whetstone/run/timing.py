@@ -20,8 +20,8 @@ from whetstone.model.policy import Policy
 from whetstone.model.size import num_active
 from whetstone.parallel.collectives import all_reduce_data
 from whetstone.rollout.source import RolloutBatch
+from whetstone.update.gradient import profile_range
 from whetstone.update.packing import Batch
-from whetstone.update.profile_range import profile_range
 
 
 class StageTimer:

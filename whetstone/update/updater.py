@@ -31,11 +31,10 @@ from whetstone.terminal.text import counted
 from whetstone.types import Group
 from whetstone.update.coefficients import Coefficients
 from whetstone.update.experience import Experience, ExperienceBuilder, split_experience
-from whetstone.update.gradient import GradientAccumulator, TokenMeans
+from whetstone.update.gradient import GradientAccumulator, TokenMeans, profile_range
 from whetstone.update.micro_batch_size import MicroBatchSize, PlannedSize, find_size, synthetic_batch
 from whetstone.update.oom import oom_error, retry_on_oom, split_all
 from whetstone.update.packing import Batch, pack_minibatches, split_batch
-from whetstone.update.profile_range import profile_range
 
 logger = logging.getLogger("whetstone")
 T = TypeVar("T")

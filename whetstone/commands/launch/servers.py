@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from whetstone.commands.launch.args import LaunchArgs, read_config
 from whetstone.engines.servers.process import RESTARTS, STOP_S, ServerProcess
 from whetstone.errors import UserError
-from whetstone.rollout.multi_turn import with_room_for_turns
+from whetstone.tasks.registry import with_room_for_turns
 
 CHECK_EVERY_S = 1.0
 SLACK_S = 30.0  # for Ray, beside what the server itself may take

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whetstone.update.profile_range import PREFIX
+from whetstone.update.gradient import PREFIX
 
 IDLE = "idle"
 # What a name is taken for: the first pattern that it matches.

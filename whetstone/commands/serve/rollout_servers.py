@@ -10,7 +10,7 @@ from whetstone.config import Config
 from whetstone.config.engine_traits import SERVER_ENGINES, engine_traits
 from whetstone.engines.servers.setup import start_servers
 from whetstone.errors import UserError
-from whetstone.rollout.multi_turn import with_room_for_turns
+from whetstone.tasks.registry import with_room_for_turns
 
 CHECK_EVERY_S = 1.0
 

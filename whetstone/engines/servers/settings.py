@@ -8,7 +8,7 @@ from whetstone.config.engine_traits import ENGINE_TRAITS
 from whetstone.engines.servers.process import ServerCommand
 from whetstone.errors import UserError
 from whetstone.model.hub import base_and_adapter
-from whetstone.model.rotary import longrope_length
+from whetstone.model.size import longrope_length
 
 MAX_SLOTS = 256  # concurrent requests of a server, if max_num_seqs is not set
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for

@@ -24,7 +24,7 @@ from whetstone.rewards.verify import check_reward_funcs
 from whetstone.sandbox.worker_process import available_cores
 from whetstone.tasks.registry import task_class
 from whetstone.tasks.scoring.custom_calls import CustomCalls
-from whetstone.tasks.scoring.process import Answer, Job, ScoringProcess, ScoringRequest, split_of
+from whetstone.tasks.scoring.process import Job, ScoringProcess, ScoringRequest, split_of
 from whetstone.terminal.stages import reach
 from whetstone.types import Score
 
@@ -199,19 +199,7 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
             ]
         else:
             limit_s = min(self._limit_s * len(requests), max(self._limit_s, _MAX_CALL_S))
-            answers = [
-                Answer(
-                    r.problem,
-                    r.text,
-                    tuple(r.completion_ids),
-                    r.truncated,
-                    r.messages,
-                    r.environment,
-                    r.columns,
-                )
-                for r in requests
-            ]
-            payload = (job.spec, answers)
+            payload = (job.spec, requests)
         try:
             worker.send_job(job, limit_s, payload, self._round)
         except OSError:  # it died while it was idle: no answer is to blame

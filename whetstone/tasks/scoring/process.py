@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from whetstone.config.sections import Config
 from whetstone.errors import UserError
@@ -47,18 +47,6 @@ class ScoringRequest:
     messages: Sequence[Message] | None = None  # of an episode: what was said behind the prompt
     environment: Mapping[str, Any] | None = None  # the state of its environment, for reward functions
     columns: Mapping[str, Any] | None = None  # extra fields of a `rollout_func`, for reward functions
-
-
-class Answer(NamedTuple):
-    """What a user's function may know of one answer."""
-
-    problem: Problem
-    text: str
-    completion_ids: tuple[int, ...]
-    truncated: bool
-    messages: Sequence[Message] | None = None
-    environment: Mapping[str, Any] | None = None
-    columns: Mapping[str, Any] | None = None
 
 
 class ScoringProcess:

@@ -26,7 +26,7 @@ from whetstone.sandbox.evaluator import EvaluationFailed
 from whetstone.sandbox.isolate import isolate
 from whetstone.tasks.base import Task
 from whetstone.tasks.registry import make_tasks
-from whetstone.tasks.scoring.process import Answer, split_of
+from whetstone.tasks.scoring.process import ScoringRequest, split_of
 from whetstone.types import Problem, TaskScore
 
 PACKAGES = ("reasoning_gym", "math_verify", "sympy", "numpy")  # what isolated scorers may import late
@@ -84,7 +84,7 @@ class RewardWorker:
         return self._custom[spec]
 
     def call_custom(
-        self, spec: str, answers: Sequence[Answer]
+        self, spec: str, answers: Sequence[ScoringRequest]
     ) -> tuple[list[float | str | None], custom.Logged]:
         """The values of one of the user's functions for whole lists of answers."""
         chat = self._config.model.apply_chat_template
@@ -208,13 +208,13 @@ def _score(worker: RewardWorker, number: int, problem: Problem, *answer: Any) ->
     }
 
 
-def _completion(answer: Answer) -> list[dict[str, Any]]:
+def _completion(answer: ScoringRequest) -> list[dict[str, Any]]:
     if answer.messages is None:
         return custom.conversational(answer.text)
     return [dict(message) for message in answer.messages]
 
 
-def _custom(worker: RewardWorker, spec: str, answers: Sequence[Answer]) -> dict[str, Any]:
+def _custom(worker: RewardWorker, spec: str, answers: Sequence[ScoringRequest]) -> dict[str, Any]:
     values: list[float | str | None] | None = None
     logged, failure, is_misuse = custom.Logged(), None, False
     try:
