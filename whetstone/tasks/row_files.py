@@ -119,13 +119,16 @@ def _parse(text: bytes, where: str) -> Any:
     except RecursionError:
         raise ValueError(f"{where}it is nested too deeply") from None
     except ValueError as error:  # no JSON, or a number of thousands of digits
-        raise ValueError(f"{where}{error}") from None
+        raise ValueError(f"{where}{error}{where and ' (write one object per line)'}") from None
 
 
 def _read_json(path: Path) -> list[Row]:
     if path.stat().st_size > _LARGEST_JSON:
         raise ValueError(f"it is larger than {_LARGEST_JSON >> 30} GB: write JSONL or parquet instead")
-    data = _parse(path.read_bytes(), "")
+    first, _, rest = (text := path.read_bytes()).partition(b"\n")
+    if first.startswith(b"{") and first.rstrip().endswith(b"}") and rest.strip():
+        return _read_jsonl(path)
+    data = _parse(text, "")
     if isinstance(data, dict):  # {"data": [...]}, or a list under any one name, or columns
         lists = [value for value in data.values() if isinstance(value, list)]
         if len(lists) == 1 and all(isinstance(row, dict) for row in lists[0]):
@@ -134,7 +137,7 @@ def _read_json(path: Path) -> list[Row]:
             return lists[0]
         if lists and len(lists) == len(data) and len({len(values) for values in lists}) == 1:
             return [dict(zip(data, values, strict=True)) for values in zip(*lists, strict=True)]
-        raise ValueError("it holds one object, not a list of rows")
+        raise ValueError("it holds one object, not a list of rows (pandas: orient='records')")
     if not isinstance(data, list):
         raise ValueError(f"it holds a {type(data).__name__}, not a list of rows")
     return data
