@@ -46,14 +46,17 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{path} is there already: remove it, or choose another name by run_name=NAME.")
     source = "path" if Path(data).exists() or Path(data).suffix else "dataset"
     settings = {source: data, "eval_fraction": 0.1, **settings}
-    columns = row_reader.Reader(rows.read(settings, "train", "rows"), {}, data).columns
+    reader = row_reader.Reader(rows.read(settings, "train", "rows"), settings, data)
+    columns = reader.columns
     is_code = {"tests", *code.PYTHON_TESTS} & set(columns) and set(code.STATEMENT_COLUMNS) & set(columns)
     kind = "code" if is_code else "countdown" if {"nums", "target"} <= set(columns) else "rows"
     entry: dict[str, Any] = {"datasets": {kind: {"config": settings}}}
     config = build({**entry, "reward_funcs": ["own:reward"]})  # never called: any will do
-    task = registry.make_tasks(config, "train")[kind]
-    is_rated = len(task) > 0 and getattr(task, "match", "") != "none"
-    entry |= {"developer_prompt": _PROMPT} if kind == "rows" and is_rated else {}
+    len(registry.make_tasks(config, "train")[kind])  # complains before anything is written
+    examples = reader.read(imitates=False, compares_completions=True) if kind == "rows" else []
+    is_rated = kind != "rows" or any(example.answer is not None for example in examples)
+    has_system = any(example.messages[0]["role"] == "system" for example in examples)
+    entry |= {"developer_prompt": _PROMPT} if examples and is_rated and not has_system else {}
     text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=110)
     values = {"name": name, "rows": text, "reward": "accuracy" if is_rated else f"{stub}:reward"}
     values["columns"] = row_reader.list_columns(columns)
