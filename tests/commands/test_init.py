@@ -82,6 +82,15 @@ def test_rows_with_answers(
     assert not list(Path().glob("*.py"))
 
 
+def test_a_folder_is_evaluated_on_its_test_split(capsys: Any) -> None:
+    Path("sums").mkdir()
+    jsonl(SUMS[:8], Path("sums/train.jsonl"))
+    jsonl(SUMS[8:], Path("sums/test.jsonl"))
+    assert cli.run(["init", "sums"]) == 0
+    assert "8 rows of sums: 8 to train on; prompt from question" in capsys.readouterr().out
+    assert len(make_tasks(load("sums.yaml").config, "eval")["rows"]) == 4
+
+
 def test_completions_are_answers_and_system_messages_are_kept(capsys: Any) -> None:
     rows = [{"prompt": f"What is {k} + {k}?", "completion": str(2 * k)} for k in range(1, 13)]
     jsonl(rows, Path("plain.jsonl"))

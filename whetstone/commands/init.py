@@ -33,7 +33,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from whetstone.tasks import check_rewards, code, registry, row_reader, rows
+    from whetstone.tasks import check_rewards, code, registry, row_files, row_reader, rows
 
     data, arguments = source_and_settings(args)
     if data is None:
@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> None:
         if Path(path).exists():
             raise UserError(f"{path} is there already: remove it, or choose another name by run_name=NAME.")
     source = "path" if Path(data).exists() or Path(data).suffix else "dataset"
-    settings = {source: data, "eval_fraction": 0.1, **settings}
+    own = [split for split in ("test", "validation") if split in row_files.splits_of(Path(data))]
+    settings = {source: data, **({"eval_split": own[0]} if own else {"eval_fraction": 0.1}), **settings}
     reader = row_reader.Reader(rows.read(settings, "train", "rows"), settings, data)
     columns = reader.columns
     is_code = {"tests", *code.PYTHON_TESTS} & set(columns) and set(code.STATEMENT_COLUMNS) & set(columns)

@@ -214,29 +214,26 @@ def read_folder(folder: Path, split: str, task: str) -> list[Row]:
 
 
 def _files_of_split(folder: Path, split: str, task: str) -> list[Path]:
-    folders = [folder, folder / "data"]  # a hub repository keeps its files in the second
-    files = sorted(
-        path
-        for source in folders
-        if source.is_dir()
-        for path in source.iterdir()
-        if path.suffix.lower() in SUFFIXES and path.name not in _NOT_DATA and path.is_file()
-    )
-    if not files:
+    splits = splits_of(folder)
+    if not splits:
         raise UserError(
             f"The task {task} names the folder {short_repr(folder)}, which holds no data file (none that "
             f"ends in {', '.join(SUFFIXES)}): give a file, or a folder saved by `datasets`."
         )
+    named = {name: paths for name, paths in splits.items() if name} or {"train": splits.get("", [])}
+    if _usual(split) in named:
+        return named[_usual(split)]
+    raise _no_split(folder, split, named, task)
+
+
+def splits_of(folder: Path) -> dict[str, list[Path]]:
+    """The data files of a folder by their split, which is empty where the name of a file tells none."""
     splits: dict[str, list[Path]] = {}
-    for path in files:
-        splits.setdefault(_split_of(path), []).append(path)
-    named = {name: paths for name, paths in splits.items() if name}
-    wanted_split = _usual(split)
-    if wanted_split in named:
-        return named[wanted_split]
-    if not named and wanted_split == "train":
-        return files
-    raise _no_split(folder, split, named or ["train"], task)
+    for source in (folder, folder / "data"):  # a hub repository keeps its files in the second
+        for path in sorted(source.iterdir()) if source.is_dir() else ():
+            if path.suffix.lower() in SUFFIXES and path.name not in _NOT_DATA and path.is_file():
+                splits.setdefault(_split_of(path), []).append(path)
+    return splits
 
 
 def _usual(split: str) -> str:
