@@ -213,6 +213,8 @@ def _plain(key: str, value: Any, folder: Path) -> Any:
     for number, row in enumerate(rows, 1):
         for name, cell in row.items():
             row[name] = json.loads(_json(f"{key}, row {number}, column {name}", cell, folder))
+    if not rows:
+        raise UserError(f"{key} has no rows: give some.")
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
     path = folder / "datasets" / f"rows_{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     atomic_write(path, text, many_writers=True)

@@ -132,7 +132,9 @@ def make_tasks(config: Config, split: str, *, isolated: bool | None = None) -> d
     """The tasks of one split without those of weight 0; `isolated`: only those scored in isolation."""
     specs = task_specs(config, split)
     if not specs:
-        raise UserError("No task is given: set datasets={chain_sum: {weight: 1.0}}; `whet tasks` lists all.")
+        raise UserError(
+            "No task is given: set datasets (`whet tasks` lists all), data_path or train_dataset."
+        )
     used = {name: spec for name, spec in specs.items() if spec.weight > 0}
     if not used:
         raise UserError(f"All tasks ({', '.join(specs)}) have weight 0: give at least one a positive weight.")
