@@ -134,10 +134,9 @@ class Reader:
         """The column that holds all options of a question, or the columns that hold one each."""
         column = self.find("choices_column", ("choices", "options"))
         names = sorted(filter(_OPTION_COLUMN.fullmatch, self.columns), key=lambda name: name[-1].upper())
-        if "a" in names:  # it may be a quantity as well
-            answer = self.settings.get("answer_column") or self._first(ANSWER_COLUMNS)
-            is_named = all(letter_of(str(value)) for row in self.rows if (value := cell(row, answer)))
-            names = names if is_named else []
+        answer = self.settings.get("answer_column") or self._first(ANSWER_COLUMNS)
+        if "a" in names and not all(letter_of(str(cell(row, answer) or "a")) for row in self.rows):
+            names = []  # quantities
         letters = "".join(name[-1].upper() for name in names)
         is_complete = letters[:2] == "AB" and ascii_uppercase.startswith(letters)
         options = (column,) if column else tuple(names if is_complete else ())
