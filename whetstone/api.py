@@ -121,6 +121,8 @@ class GRPOTrainer:
         if isinstance(first, Mapping) and isinstance(first.get("prompt"), str):  # a text is the whole prompt
             arguments.update(apply_chat_template=False, prompt_template="{question}", chat_template=None)
         if (adapter := arguments.pop("peft_config", None)) is not None:
+            if isinstance(adapter, dict):
+                raise UserError("peft_config is a dict: give a peft.LoraConfig.")
             usual = vars(type(adapter)()) | {"r": None, "lora_alpha": None}  # ours are not peft's
             arguments["lora"] = {name: value for name, value in vars(adapter).items() if value != usual[name]}
         few = {"eval_num_samples": 0} if others.get("eval_dataset") is None else {}
