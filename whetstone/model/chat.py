@@ -122,8 +122,11 @@ class Chat:
         prefix, text, has_end = self.config.assistant_prefix, said["content"] or "", False
         prompt = self.prompt(problem).removesuffix(prefix)
         if self.template is not None:
-            full = self._render(problem, [*self.messages(problem), said], add_generation_prompt=False)
-            text, has_end = self.template.solution(prompt, full, text)
+            full, *bare = (
+                self._render(problem, [*self.messages(problem), turn], add_generation_prompt=False)
+                for turn in (said, {**said, "content": ""})[: 1 + bool(said.get("tool_calls"))]
+            )
+            text, has_end = self.template.solution(prompt, full, text, *bare, tools=problem.tools)
         text = text.removeprefix(prefix)
         start, whole = self._ids(prompt + prefix), self._ids(prompt + prefix + text)
         ids = whole[len(start) :] if whole[: len(start)] == start else self._ids(text)
