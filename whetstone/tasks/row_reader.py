@@ -179,11 +179,11 @@ class Reader:
             return messages, None
         if len(messages) < len(turns) and not self.settings.get("solution_column"):
             self.roles.setdefault("solution", self.roles["prompt"])
-            return messages, turns[-1]
-        for column in (*self._solutions, self._answer):
+            return tuple(turns[:-1]), turns[-1]
+        for column in dict.fromkeys((*self._solutions, self._answer)):
             value = cell(row, column)
             has_working = isinstance(value, str) and final_answer(value) != value.strip()
-            if column == self._answer and not has_working:
+            if column not in self._solutions and not has_working:
                 continue
             said = read_turns(value, column, where, role="assistant")
             if said and said[-1]["role"] == "assistant":
