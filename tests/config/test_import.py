@@ -128,7 +128,8 @@ def test_a_public_file_of_trl_means_what_trl_would_do(file: Path, tmp_path: Path
     ours, theirs = load(output_of(file, tmp_path)).config, load(file).config
     flat, direct = flatten(ours), flatten(theirs)
     differs = {key for key in flat if flat[key] != direct[key]} - {"run_name", "rollout_engine"}
-    assert differs <= {"bf16", "importance_correction", "vllm_mode", "num_train_epochs"}
+    assert differs <= {"bf16", "importance_correction", "vllm_mode", "num_train_epochs", "lora_dropout"}
+    assert flat["lora_dropout"] == (0.05 if flat["use_peft"] else 0.0)
     assert (flat["importance_correction"] == "sequence_mask") == direct["use_vllm"] and flat["bf16"]
 
 
@@ -506,3 +507,13 @@ def test_no_order_of_keys_changes_what_is_trained(keys: dict[str, Any], expected
     for pairs in (list(keys.items()), list(keys.items())[::-1]):
         settings = Imported({key.removeprefix("--"): value for key, value in pairs}, project).settings()
         assert {key: settings.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "alpha"), [("r=16", 8), ("r=16, lora_alpha=64", 64), ("lora_alpha=64, r=16", 64)]
+)
+def test_an_adapter_of_a_script_has_the_defaults_of_peft(tmp_path: Path, arguments: str, alpha: int) -> None:
+    script = f"config = LoraConfig({arguments})\nGRPOTrainer('m', args=GRPOConfig(beta=0.1))\n"
+    settings = imported(tmp_path, "run.py", script).settings()
+    assert (settings["use_peft"], settings["lora_r"]) == (True, 16)
+    assert (settings["lora_alpha"], settings.get("lora_dropout", 0.0)) == (alpha, 0.0)

@@ -46,7 +46,7 @@ def is_moot(key: str, flat: Mapping[str, Any]) -> bool:
         return flat.get("advantage") != "gae"
     if key in ("kl_in", "kl_estimator", "use_bias_correction_kl"):
         return not flat.get("beta")
-    if key in ("lora_r", "lora_alpha"):
+    if key in ("lora_alpha", "lora_dropout"):
         return not flat.get("use_peft")
     if key in ("importance_correction_min", "importance_correction_max"):
         return flat.get("importance_correction", "none") == "none"
