@@ -296,6 +296,21 @@ RIGHT = [
         "letter",
         settings="""'prompt="Choose.\\n{question}\\n{choices}"'""",
     ),
+    right(
+        "unclear.jsonl",
+        with_choices(choices=["4", "5", "6"], answer=1),
+        f"{SUM}\nA) 4\nB) 5\nC) 6",
+        "B",
+        "letter",
+        note="each the number from 0 of an option; from 1 would be possible, too: give letters",
+    ),
+    right(
+        "gap.parquet",
+        with_choices(choices=["5", None, "6", "7"], answer=2),
+        f"{SUM}\nA) 5\nB) 6\nC) 7",
+        "B",
+        "letter",
+    ),
     # supervised
     right(
         "sft_chat.jsonl",
