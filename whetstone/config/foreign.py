@@ -79,8 +79,7 @@ class Imported:
         known, order = {*self._names, *self._table["without"]}, [*self._table["values"]]
         found = [(*self._find(key, known), key, value) for key, value in self._theirs.items()]
         # Switches first, then choices in the order of the table: other keys say more.
-        last = {True: -1, False: len(order)}
-        found.sort(key=lambda e: order.index(e[0]) if e[0] in order else last[isinstance(e[3], bool)])
+        found.sort(key=lambda e: order.index(e[0]) if e[0] in order else (999, -1)[isinstance(e[3], bool)])
         for name, rest, key, value in found:
             switch = self._table["needs"].get(name)
             has_parts = "*" in self._table["values"].get(name, ()) or self._targets.get(name) in MAPPINGS

@@ -157,24 +157,28 @@ class ChatTemplate:
         return {**message, "content": content}
 
     def solution(
-        self, prompt: str, full: str, content: str, bare: str = "", tools: Sequence[Any] = ()
+        self, prompt: str, full: str, said: str, bare: str = "", tools: Any = ()
     ) -> tuple[str, bool]:
         """What follows `prompt` in the conversation with its answer, and whether that ends the turn: not if
-        the template leaves out a part of `content`, which follows as it is, with the calls of the same
-        conversation without it (`bare`), if they can be read there.
+        the template leaves out a part of `said`, which follows as it is, with the calls of `bare`, the
+        conversation without it, if they can be read there.
         """
         head, tail = _parted(prompt, full)
         end, opening = self._thought[1], self.opening(prompt)
         tail = _behind(head, tail)
         if opening and end.strip() not in tail:
             tail = end + _behind(end, tail)
-        is_whole = "".join(content.split()) in "".join((opening + tail).split())
+        is_whole = "".join(said.split()) in "".join((opening + tail).split())
         if is_whole and len(head) <= len(self._prompt.partition(QUESTION)[2]):
             return tail, True
-        text = end + content if opening and end.strip() not in content else _behind(opening, content)
+        text = end + said if opening and end.strip() not in said else _behind(opening, said)
         if not bare:
             return text, False
-        alone, _ = self.solution(prompt, bare, "")
+        alone, is_whole = self.solution(prompt, bare, "")
+        if not is_whole:
+            raise UserError(
+                f"The chat template of {self.where} rewrites a prompt before a call: choose another."
+            )
         calls = alone.partition(end.strip())[2] if opening else alone
         return text + calls if parse_calls(f"{opening}{text}{calls}", tools) else alone, True
 
