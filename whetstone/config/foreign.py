@@ -77,10 +77,10 @@ class Imported:
         """Take the file's keys. Returns their values under the names of the table."""
         named: dict[str, Any] = {}
         known, order = {*self._names, *self._table["without"]}, [*self._table["values"]]
-        found = [(*self._find(key, known), key, value) for key, value in self._theirs.items()]
+        pairs = [(*self._find(key, known), key, value) for key, value in self._theirs.items()]
         # Switches first, then choices in the order of the table: other keys say more.
-        found.sort(key=lambda e: order.index(e[0]) if e[0] in order else (999, -1)[isinstance(e[3], bool)])
-        for name, rest, key, value in found:
+        pairs.sort(key=lambda e: order.index(e[0]) if e[0] in order else (999, -1)[isinstance(e[3], bool)])
+        for name, rest, key, value in pairs:
             switch = self._table["needs"].get(name)
             has_parts = "*" in self._table["values"].get(name, ()) or self._targets.get(name) in MAPPINGS
             if reason := self._table["without"].get(name):
