@@ -128,7 +128,8 @@ def test_a_public_file_of_trl_means_what_trl_would_do(file: Path, tmp_path: Path
     ours, theirs = load(output_of(file, tmp_path)).config, load(file).config
     flat, direct = flatten(ours), flatten(theirs)
     differs = {key for key in flat if flat[key] != direct[key]} - {"run_name", "rollout_engine"}
-    assert differs <= {"bf16", "importance_correction", "vllm_mode", "num_train_epochs"}
+    assert differs <= {"bf16", "importance_correction", "vllm_mode", "num_train_epochs", "lora_dropout"}
+    assert flat["lora_dropout"] == (0.05 if flat["use_peft"] else 0.0)
     assert (flat["importance_correction"] == "sequence_mask") == direct["use_vllm"] and flat["bf16"]
 
 
@@ -468,3 +469,65 @@ def test_two_train_a_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("file", [f for f in (*FILES, *OF_TRL) if f.name not in QUICK], ids=lambda f: f.name)
 def test_the_others_train_a_step(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trains(file, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [  # as verl's core_algos.py and OpenRLHF's loss.py and experience_maker.py compute
+        (
+            {"actor.loss_agg_mode": "token-mean", "actor.policy_loss.loss_mode": "cispo"},
+            {"loss_type": "cispo"},
+        ),
+        ({"actor.clip_ratio_low": 0.1, "actor.clip_ratio": 0.2}, {"epsilon": 0.1}),
+        ({"actor.clip_ratio": 0.1}, {"epsilon": 0.1}),
+        (
+            {"actor.use_kl_loss": True, "actor.kl_loss_type": "low_var_kl", "algorithm.kl_penalty": "kl"},
+            {"kl_estimator": "k3"},
+        ),
+        (
+            {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "kl", "actor.kl_loss_type": "mse"},
+            {"kl_estimator": "k1"},
+        ),
+        ({"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "low_var_kl"}, {"kl_estimator": "k3"}),
+        ({"actor.kl_loss_type": "mse"}, {"kl_estimator": None}),
+        ({"algorithm.rollout_correction.rollout_is": "token"}, {"importance_correction_max": 2.0}),
+        (
+            {
+                "algorithm.rollout_correction.rollout_is": "token",
+                "algorithm.rollout_correction.rollout_is_threshold": 4.0,
+            },
+            {"importance_correction_max": 4.0},
+        ),
+        ({"model.lora_rank": 8}, {"lora_alpha": 16}),
+        ({"data.filter_overlong_prompts": True}, {"filter_overlong_prompts": True}),
+        ({"algorithm.filter_groups.max_num_gen_batches": 0}, {"dynamic_sampling_max_rounds": None}),
+        (
+            {"--actor.policy_loss_type": "gspo"},
+            {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+        ),
+        ({"--actor.loss_agg_mode": "seq-mean-token-mean"}, {"loss_type": "grpo"}),
+        (
+            {"--no_advantage_std_norm": True, "--advantage_estimator": "reinforce_baseline"},
+            {"scale_rewards": "none"},
+        ),
+        (
+            {"--enable_vllm_is_correction": True},
+            {"importance_correction_min": 0.5, "importance_correction_max": 5.0},
+        ),
+    ],
+)
+def test_no_order_of_keys_changes_what_is_trained(keys: dict[str, Any], expected: dict[str, Any]) -> None:
+    project = "openrlhf" if any(key.startswith("--") for key in keys) else "verl"
+    for pairs in (list(keys.items()), list(keys.items())[::-1]):
+        settings = Imported({key.removeprefix("--"): value for key, value in pairs}, project).settings()
+        assert {key: settings.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "alpha"), [("r=16", 8), ("r=16, lora_alpha=64", 64), ("lora_alpha=64, r=16", 64)]
+)
+def test_an_adapter_of_a_script_has_the_defaults_of_peft(tmp_path: Path, arguments: str, alpha: int) -> None:
+    script = f"config = LoraConfig({arguments})\nGRPOTrainer('m', args=GRPOConfig(beta=0.1))\n"
+    settings = imported(tmp_path, "run.py", script).settings()
+    assert (settings["use_peft"], settings["lora_r"]) == (True, 16)
+    assert (settings["lora_alpha"], settings.get("lora_dropout", 0.0)) == (alpha, 0.0)

@@ -260,7 +260,7 @@ BEHAVIORS = (
         template=turns(
             HEADER.format("user") + "{{ m.content }}<|eot_id|>",
             HEADER.format("assistant")
-            + "{{ m.content }}"
+            + "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
             + CALLS
             + '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{% endfor %}<|eot_id|>',
             HEADER.format("assistant"),
@@ -347,11 +347,11 @@ BEHAVIORS = (
         template=turns(
             "<|start|>user<|message|>{{ m.content }}<|end|>",
             "{% if m.reasoning_content %}<|start|>assistant<|channel|>analysis<|message|>"
-            "{{ m.reasoning_content.strip() }}<|end|>{% endif %}"
+            "{{ m.reasoning_content }}<|end|>{% endif %}"
             + CALLS
             + "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{"
             " f.arguments | tojson }}<|call|>{% endfor %}{% if m.content"
-            " %}<|start|>assistant<|channel|>final<|message|>{{ m.content.lstrip() }}{{ '<|return|>' if"
+            " %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}{{ '<|return|>' if"
             " loop.last else '<|end|>' }}{% endif %}",
             "<|start|>assistant",
             tool=(
@@ -428,7 +428,9 @@ BEHAVIORS = (
         family="Gemma 4",
         template=turns(
             "<|turn>user\n{{ m.content }}<turn|>\n",
-            "<|turn>model\n{{ m.content }}{% if m.tool_calls %}"
+            "<|turn>model\n{% if m.tool_calls and m.reasoning_content %}<|channel>thought\n"
+            "{{ m.reasoning_content }}\n<channel|>{% endif %}"
+            "{{ m.content.split('<channel|>')[-1] }}{% if m.tool_calls %}"
             + CALLS
             + "<|tool_call>call:{{ f.name }}{{ '{' }}{% for a, v in f.arguments.items() %}{{ a }}:{{"
             " '<|\"|>' + v + '<|\"|>' if v is string else v }}{{ ',' if not loop.last }}{% endfor %}{{"
@@ -437,10 +439,12 @@ BEHAVIORS = (
             tool='response:{{ m.name }}{value:<|"|>{{ m.content }}<|"|>}<tool_response|>',
             system="<|turn>system\n{{ m.content }}<turn|>\n",
         ),
-        tokens='<bos> <|turn> <turn|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> <|"|>',
+        tokens='<bos> <|turn> <turn|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> <|"|>'
+        " <|channel> <channel|>",
         eos="<turn|>",
+        trl=False,
         answer="It is 5.<turn|>",
-        thought=THOUGHT + "<turn|>",
+        thought="<|channel>thought\n2+3\n<channel|><answer>5</answer><turn|>",
         call='<|tool_call>call:add{x:41,s:<|"|>a b<|"|>}<tool_call|><|tool_response>',
         result='response:add{value:<|"|>42<|"|>}<tool_response|>',
     ),
@@ -482,7 +486,7 @@ BEHAVIORS = (
         opens="<|START_THINKING|>",
         trl=False,
         answer="<|END_THINKING|><|START_TEXT|>It is 5.<|END_TEXT|><|END|>",
-        thought="\n2+3\n<|END_THINKING|><|START_TEXT|>\n\n<answer>5</answer><|END_TEXT|><|END|>",
+        thought="2+3<|END_THINKING|><|START_TEXT|><answer>5</answer><|END_TEXT|><|END|>",
         call='<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "add", "parameters": '
         + ARGUMENTS
         + "}]<|END_ACTION|><|END|>",

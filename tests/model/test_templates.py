@@ -206,6 +206,26 @@ def test_fields_of_a_solution_are_written():
     assert text.startswith("\n</think>\n\nI add.\n<tool_call>") and text.endswith("</tool_call><E>")
 
 
+@pytest.mark.parametrize("family", [b.family for b in BEHAVIORS if b.call])
+@pytest.mark.parametrize("drops_text", [False, True])
+def test_a_call_is_trained_also_beside_text(family, drops_text):
+    behavior = FAMILIES[family]
+    if drops_text:  # as the templates of Mistral and Llama 3 do
+        template = re.sub(r"{{ (m\.content[^}]*) }}", "{{ '' if m.tool_calls else \\1 }}", behavior.template)
+        behavior = replace(behavior, template=template)
+    chat = make_chat(behavior)
+    prompt = problem(tools=(ADD,))
+    for content in ("I add.", "<think>\n2+3\n</think>\n\n"):
+        if family.startswith("Llama 3.2") and not drops_text:
+            continue  # it writes no mark between text and call
+        ids = chat.encode_solution(prompt, {**SAID, "content": content})
+        turn = chat.turn(chat.encode(prompt), ids, keep_special=True)
+        assert parse_calls(turn, [ADD]) == [FUNCTION]
+        assert ids[-1] in chat.special_ids
+        if "think" in content:
+            assert "2+3" in turn
+
+
 def test_a_prefix_belongs_to_the_turn():
     chat = make_chat(FAMILIES["Qwen 2.5"], assistant_prefix="Well. <think>\n")
     prompt, solution = (

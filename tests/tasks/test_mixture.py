@@ -93,6 +93,14 @@ def test_an_epoch_holds_every_row_once_and_weights_are_kept(tmp_path: Path):
         assert Counter(p.task for p in problems) == {"math": 30, "countdown": 15}
 
 
+def test_rows_that_are_evaluation_problems_are_counted(tmp_path: Path, caplog):
+    files = {"path": rows(tmp_path / "a.json", 30, "a"), "eval_path": rows(tmp_path / "b.json", 4, "A")}
+    config = build({"datasets": {"math": {"config": files}}})
+    with caplog.at_level("INFO", "whetstone"):
+        assert len(build_tasks(config, "train")) == 26
+    assert "math: 4 of 30 rows are evaluation problems" in caplog.text
+
+
 def test_training_never_meets_an_evaluation_problem_in_a_tiny_space():
     config = build({"datasets": TINY, "dataset_size": 1000, "eval_num_samples": 60})
     fixed = eval_problems(config)

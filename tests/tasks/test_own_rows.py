@@ -356,7 +356,7 @@ def test_spelling_makes_no_other_question(tmp_path: Path, caplog: pytest.LogCapt
     rows = {"path": written("a.jsonl", train), "eval_path": written("b.jsonl", test)}
     mixture = build_tasks(build({"datasets": {"rows": {"config": rows}}}), "train")
     assert {mixture.problem(i).question for i in range(len(mixture))} == set(train[4:])
-    assert "rows: 4 of 12 rows are evaluation problems too: left out." in caplog.text
+    assert "rows: 4 of 12 rows are evaluation problems, left out." in caplog.text
     both = {"path": written("c.jsonl", train + [text.upper() for text in train]), "eval_fraction": 0.3}
     config = build({"datasets": {"rows": {"config": both}}})
     sides = [make_task(config, "rows", config.tasks.datasets["rows"], split) for split in ("train", "eval")]

@@ -313,6 +313,21 @@ RIGHT = [
         "letter",
         settings="""'prompt="Choose.\\n{question}\\n{choices}"'""",
     ),
+    right(
+        "unclear.jsonl",
+        with_choices(choices=["4", "5", "6"], answer=1),
+        f"{SUM}\nA) 4\nB) 5\nC) 6",
+        "B",
+        "letter",
+        note="each the number from 0 of an option; from 1 would be possible, too: give letters",
+    ),
+    right(
+        "gap.parquet",
+        with_choices(choices=["5", None, "6", "7"], answer=2),
+        f"{SUM}\nA) 5\nB) 6\nC) 7",
+        "B",
+        "letter",
+    ),
     # supervised
     right(
         "sft_chat.jsonl",
@@ -429,6 +444,23 @@ RIGHT = [
         solution="2+3=<<2+3=5>>5\n#### 5",
     ),
     right("sft_answer.jsonl", ROWS, SUM, "5", "numeric", solution="<answer>5</answer>"),
+    right("sft_answer_as_written.jsonl", ROWS, SUM, "5", settings="solution_column=answer", solution="5"),
+    right(
+        "sft_solution.jsonl",
+        [{"question": SUM, "solution": "Two and three."}],
+        SUM,
+        "Two and three.",
+        "normalized",
+        solution="Two and three.",
+    ),
+    right(
+        "sft_two_turns.jsonl",
+        [{"messages": [user(SUM), said("I add."), said("It is 5.")]}],
+        [user(SUM), said("I add.")],
+        None,
+        "none",
+        solution="It is 5.",
+    ),
 ]
 BROKEN = [  # name of the file, rows, settings, what the sentence says
     (
@@ -515,6 +547,8 @@ def test_rows_become_the_prompt_that_a_reader_expects(tmp_path: Path, case: Righ
     assert problem.tools == case.tools
     assert case.solution is None or task.solution(problem) == case.solution
     assert case.note in task.notes()[0]
+    is_tagged = str(case.solution).startswith("<answer>")
+    assert any("bare answers are trained between <answer>" in note for note in task.notes()) == is_tagged
 
 
 @pytest.mark.parametrize(("name", "rows", "extra", "sentence"), BROKEN, ids=[case[0] for case in BROKEN])

@@ -46,13 +46,16 @@ def run(args: argparse.Namespace) -> None:
     else:
         prompts = [] if args.prompt is None else read_prompts(args.prompt)
     sampler = open_sampler(args)
-    problem = None
+    problem = scores = None
     if args.problem is not None:
         problem = _problem(sampler, args.problem)
         prompts = [problem.messages]
     settings = {"system": args.system, "seed": args.seed, **sampling_settings(args)}
     answers = sampler.sample_batch(prompts, args.n, **settings)
-    scores = None if problem is None else _scores(sampler, problem, answers[0])
+    if problem is not None:
+        from whetstone.inference.problems import score_answers
+
+        scores = score_answers(sampler.source.config, sampler.chat, problem, answers[0])
     if args.json:
         _print_json(answers, problem, scores)
     else:
@@ -100,12 +103,6 @@ def _problem(sampler: "Sampler", name: str) -> "Problem":
     if sampler.source.run is None:
         raise UserError(f"--problem: {sampler.source.name} belongs to no run: give a run, or use --prompt.")
     return find_problem(sampler.source.config, name)
-
-
-def _scores(sampler: "Sampler", problem: "Problem", answers: "list[Answer]") -> "list[Score]":
-    from whetstone.inference.problems import score_answers
-
-    return score_answers(sampler.source.config, sampler.chat, problem, answers)
 
 
 def _print_json(

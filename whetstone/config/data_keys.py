@@ -117,7 +117,11 @@ class DataKeys:
         has_source = any(set(_SOURCES) & set(spec.get("config") or {}) for spec in datasets.values())
         if source and not (is_new or has_source or any(map(_reads_rows, datasets))):
             datasets = {}  # a data set named later takes the place of generated problems
-        if "factory" in settings and not is_new and not any(map(_is_environment, datasets)):
+        if (
+            "factory" in settings
+            and not is_new
+            and all(name.split("/")[0] != "environment" for name in datasets)
+        ):
             datasets = {"environment": {}}
         if source and not datasets:
             datasets = {"rows" if "dataset" in settings else "math": {}}
@@ -196,10 +200,6 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
         if settings.setdefault(setting, value) != value:
             raise UserError(f"{key} and another key give the data set's {setting} twice: leave one out.")
     return settings
-
-
-def _is_environment(name: str) -> bool:
-    return name.split("/")[0] == "environment"
 
 
 def _reads_rows(name: str) -> bool:

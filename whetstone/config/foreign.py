@@ -76,12 +76,17 @@ class Imported:
     def _apply_keys(self) -> dict[str, Any]:
         """Take the file's keys. Returns their values under the names of the table."""
         named: dict[str, Any] = {}
-        # Switches first: other keys say more.
-        for key, value in sorted(self._theirs.items(), key=lambda item: not isinstance(item[1], bool)):
-            name, rest = self._find(key, {*self._names, *self._table["without"]})
+        known, order = {*self._names, *self._table["without"]}, [*self._table["values"]]
+        pairs = [(*self._find(key, known), key, value) for key, value in self._theirs.items()]
+        # Switches first, then choices in the order of the table: other keys say more.
+        pairs.sort(key=lambda e: order.index(e[0]) if e[0] in order else (999, -1)[isinstance(e[3], bool)])
+        for name, rest, key, value in pairs:
+            switch = self._table["needs"].get(name)
             has_parts = "*" in self._table["values"].get(name, ()) or self._targets.get(name) in MAPPINGS
             if reason := self._table["without"].get(name):
                 self.left[reason].append(key)
+            elif switch and not named.get(switch, self._table["defaults"].get(switch)):
+                self.left[f"{switch} is not set"].append(f"{key}: {value}")
             elif rest is None or (rest and not has_parts):
                 self.left["no counterpart is known"].append(f"{key}: {value}")
             elif isinstance(value, Unread) or (isinstance(value, str) and name in self._operands):

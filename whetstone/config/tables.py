@@ -28,7 +28,8 @@ def table(name: str) -> dict[str, Any]:
     content["without"] = by_name(content.get("without", {}))
     base = table("trl") if content.get("trl") and name != "trl" else {}
     merged = {part: base.get(part, {}) | content.get(part, {}) for part in ("names", "values", "without")}
-    return {"trl": False, "differs": (), "arithmetic": {}, "defaults": {}, "fixed": {}} | content | merged
+    empty: dict[str, Any] = {part: {} for part in ("arithmetic", "needs", "defaults", "fixed")}
+    return {"trl": False, "differs": (), **empty} | content | merged
 
 
 def detect(keys: Collection[str]) -> str:
@@ -45,6 +46,10 @@ def is_moot(key: str, flat: Mapping[str, Any]) -> bool:
         return flat.get("advantage") != "gae"
     if key in ("kl_in", "kl_estimator", "use_bias_correction_kl"):
         return not flat.get("beta")
+    if key in ("lora_alpha", "lora_dropout"):
+        return not flat.get("use_peft")
+    if key in ("importance_correction_min", "importance_correction_max"):
+        return flat.get("importance_correction", "none") == "none"
     if key in ("vllm_mode", "importance_correction"):
         return not flat.get("use_vllm") and flat.get("rollout_engine") != "vllm"
     return key == "warmup_ratio" and bool(flat.get("warmup_steps"))

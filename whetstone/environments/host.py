@@ -45,11 +45,13 @@ def serve(connection: Connection) -> None:
     gc.collect()
     gc.freeze()  # forks share what is there now
     connection.send({"ready": True})
+    # The address space of this process, of which its forks have as much.
+    own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     loaded = Loaded(
         factories=factories,
         tools=tools,
         tool_settings=settings["tool_settings"],
-        memory_bytes=_own_bytes() + settings["memory_bytes"],
+        memory_bytes=own_bytes + settings["memory_bytes"],
         with_state=settings["with_state"],
     )
     with tempfile.TemporaryDirectory(prefix="whet-episodes-", ignore_cleanup_errors=True) as folder:
@@ -196,11 +198,6 @@ def _set_up(loaded: Loaded, folder: str) -> None:
     os.mkdir(tempfile.tempdir)
     resource.setrlimit(resource.RLIMIT_AS, (loaded.memory_bytes, loaded.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _own_bytes() -> int:
-    """The address space of this process, of which its forks have as much."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _answer_all(link: socket.socket, loaded: Loaded, request: Mapping[str, Any]) -> None:

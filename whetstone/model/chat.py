@@ -85,7 +85,7 @@ class Chat:
                 parts = [message["content"], *map(_call_text, message["tool_calls"])]
                 message = {"role": message["role"], "content": "\n".join(part for part in parts if part)}
             if message["role"] == "tool" and (template is None or template.history == "user"):
-                text = _result_text(message)
+                text = f"<tool_response>\n{message['content']}\n</tool_response>"
                 if written and written[-1].pop("is_result", False):  # results of one turn are one message
                     text = f"{written.pop()['content']}\n{text}"
                 message = {"role": "user", "content": text, "is_result": True}
@@ -122,8 +122,11 @@ class Chat:
         prefix, text, has_end = self.config.assistant_prefix, said["content"] or "", False
         prompt = self.prompt(problem).removesuffix(prefix)
         if self.template is not None:
-            full = self._render(problem, [*self.messages(problem), said], add_generation_prompt=False)
-            text, has_end = self.template.solution(prompt, full, text)
+            full, *bare = (
+                self._render(problem, [*self.messages(problem), turn], add_generation_prompt=False)
+                for turn in (said, {**said, "content": ""})[: 1 + bool(said.get("tool_calls"))]
+            )
+            text, has_end = self.template.solution(prompt, full, text, *bare, tools=problem.tools)
         text = text.removeprefix(prefix)
         start, whole = self._ids(prompt + prefix), self._ids(prompt + prefix + text)
         ids = whole[len(start) :] if whole[: len(start)] == start else self._ids(text)
@@ -241,10 +244,6 @@ def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, An
     if text and messages and messages[0]["role"] == "system":
         return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages] if text else messages
-
-
-def _result_text(message: Message) -> str:
-    return f"<tool_response>\n{message['content']}\n</tool_response>"
 
 
 def _call_text(call: Message) -> str:

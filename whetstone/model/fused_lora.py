@@ -36,14 +36,11 @@ def fuse_lora(layers: Iterable[nn.Module]) -> None:
                         member.compute = group
         modules: list[Any] = list(layer.modules())
         for member in modules:
-            if is_short(member) and member.compute is None and _has_wide_input(member):
+            is_wide = member.in_features >= member.out_features
+            if is_short(member) and member.compute is None and is_wide:
                 member.compute = wide_lora
             if is_gated_mlp(member):
                 member.__class__ = gated_class(type(member))
-
-
-def _has_wide_input(layer: Any) -> bool:
-    return layer.in_features >= layer.out_features
 
 
 class LoraGroup:

@@ -33,6 +33,7 @@ PROBE = {"type": "function", "function": {"name": RESULT, "description": "?", "p
 _OURS = {"messages", "tools", "add_generation_prompt", "conversations", "chat_template", "max_text", "now"}
 _UNFINISHED_TAG = re.compile(r"[<\[][^<>\[\]\s]*$")
 _LAST_TAG = re.compile(r"(?:<[^<>]+>|\[[^\[\]]+\])\w*\s*$")
+_NEXT_TAG = re.compile(r"\s*+<[^<>]++>\s*+")
 logger = logging.getLogger("whetstone")
 
 
@@ -111,10 +112,13 @@ class ChatTemplate:
     @functools.cached_property
     def _thought(self) -> tuple[str, str, bool]:
         """What stands before and behind a thought, and whether it writes `reasoning_content`."""
-        before, _, behind = self._try(ASK, {**SAY, "reasoning_content": THOUGHT}).partition(THOUGHT)
-        if ANSWER in behind:
+        for beside in (SAY, _calling(RESULT, 1)):  # Gemma 4 writes the field beside a call alone
+            before, _, behind = self._try(ASK, {**beside, "reasoning_content": THOUGHT}).partition(THOUGHT)
             begin = _parted(self._prompt, before)[1] or "".join(_LAST_TAG.findall(before))
-            return begin, behind.partition(ANSWER)[0], True
+            if ANSWER in behind:
+                return begin, behind.partition(ANSWER)[0], True
+            if tag := _NEXT_TAG.match(behind):
+                return begin, tag[0], False
         end = self._prompt.rstrip()
         tag = next((tag for tag in THOUGHTS if end.endswith(tag)), "<think>")
         return tag + (self._prompt[len(end) :] or "\n"), f"\n{THOUGHTS[tag]}\n\n", False
@@ -143,27 +147,40 @@ class ChatTemplate:
         """A message with its calls and thoughts as the template takes them."""
         begin, end, takes_thoughts = self._thought
         message, content = dict(message), message.get("content") or ""
-        if takes_thoughts and self.hides_thoughts and content.startswith("<think>") and "</think>" in content:
-            message["reasoning_content"], _, content = content.removeprefix("<think>").partition("</think>")
-        elif not takes_thoughts and (thought := message.pop("reasoning_content", None)):
+        if self.hides_thoughts and content.startswith("<think>") and "</think>" in content:
+            thought, _, content = content.removeprefix("<think>").partition("</think>")
+            message["reasoning_content"], content = thought.strip(), content.lstrip("\n")
+        if not takes_thoughts and (thought := message.pop("reasoning_content", None)):
             content = f"{begin}{thought.strip()}{end}{content}"
         if message.get("tool_calls"):
             message["tool_calls"] = list(map(_function, message["tool_calls"]))
         return {**message, "content": content}
 
-    def solution(self, prompt: str, full: str, content: str) -> tuple[str, bool]:
+    def solution(
+        self, prompt: str, full: str, said: str, bare: str = "", tools: Any = ()
+    ) -> tuple[str, bool]:
         """What follows `prompt` in the conversation with its answer, and whether that ends the turn: not if
-        the template leaves out a part of `content`, which follows as it is.
+        the template leaves out a part of `said`, which follows as it is, with the calls of `bare`, the
+        conversation without it, if they can be read there.
         """
         head, tail = _parted(prompt, full)
         end, opening = self._thought[1], self.opening(prompt)
         tail = _behind(head, tail)
         if opening and end.strip() not in tail:
             tail = end + _behind(end, tail)
-        is_whole = "".join(content.split()) in "".join((opening + tail).split())
+        is_whole = "".join(said.split()) in "".join((opening + tail).split())
         if is_whole and len(head) <= len(self._prompt.partition(QUESTION)[2]):
             return tail, True
-        return end + content if opening and end.strip() not in content else _behind(opening, content), False
+        text = end + said if opening and end.strip() not in said else _behind(opening, said)
+        if not bare:
+            return text, False
+        alone, is_whole = self.solution(prompt, bare, "")
+        if not is_whole:
+            raise UserError(
+                f"The chat template of {self.where} rewrites a prompt before a call: choose another."
+            )
+        calls = alone.partition(end.strip())[2] if opening else alone
+        return text + calls if parse_calls(f"{opening}{text}{calls}", tools) else alone, True
 
     @functools.cached_property
     def call(self) -> str:

@@ -22,7 +22,8 @@ def page_data(run: Run) -> dict[str, Any]:
     documents: dict[str, Any] = {}
     for evaluation in run.ends:
         documents[f"tasks/{evaluation.step}"] = _tasks(evaluation)
-        documents[f"evaluations/{evaluation.step}"] = {"completions": _evaluated(evaluation)}
+        first = [_row(row) for row in evaluation.completions if row.get("sample", 0) == 0]
+        documents[f"evaluations/{evaluation.step}"] = {"completions": _within(first)}
     histories = [{"problem": problem, "entries": entries} for problem, entries in _histories(run).items()]
     documents |= {f"problems/{history['problem']}": history for history in _within(histories)}
     step = max(runs.steps(run.folder / "completions", "step_", ".jsonl"), default=None)
@@ -95,10 +96,6 @@ def _within(rows: list[dict[str, Any]], limit: int = MAX_BYTES) -> list[dict[str
             break
         fitting.append(row)
     return fitting
-
-
-def _evaluated(evaluation: Evaluation) -> list[dict[str, Any]]:
-    return _within([_row(row) for row in evaluation.completions if row.get("sample", 0) == 0])
 
 
 def _completions(run: Run, step: int, first: set[str]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ def memory_limit() -> int:
 
 def available_memory() -> int | None:
     """Bytes that can still be allocated before the machine or a control group runs out; None: not known."""
-    free = _meminfo("MemAvailable")
+    free = next((n << 10 for key, n in _numbers(PROC / "meminfo") if key == "MemAvailable:"), None)
     rest = [max(0, limit - used) for limit, used in _group_limits()]
     return min([*rest, *([] if free is None else [free])], default=None)
 
@@ -57,10 +57,6 @@ def _children(process: int) -> list[int]:
         with contextlib.suppress(OSError), open(f"{folder}/{thread}/children", "rb") as file:
             children += [int(child) for child in file.read().split()]
     return children
-
-
-def _meminfo(name: str) -> int | None:
-    return next((value << 10 for key, value in _numbers(PROC / "meminfo") if key == f"{name}:"), None)
 
 
 def _numbers(path: Path) -> list[tuple[str, int]]:

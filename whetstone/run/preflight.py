@@ -27,7 +27,7 @@ from whetstone.rollout.source import RolloutSource
 from whetstone.terminal.findings import Finding, Status
 from whetstone.terminal.stages import stage
 from whetstone.terminal.text import counted
-from whetstone.types import Finish, Group, Rollout
+from whetstone.types import Finish, Group
 from whetstone.update.packing import make_samples, pack
 
 NUM_PROMPTS = 8  # of a round
@@ -160,9 +160,9 @@ def measure(config: Config, groups: Sequence[Group]) -> dict[str, float]:
         return measurements  # given solutions have no scores
     scored = [rollout for rollout in rollouts if rollout.score.failure is None]
     measurements["scoring_failures"] = len(rollouts) - len(scored)
-    if _is_judged(scored):
+    if any("correct" in rollout.score.parts for rollout in scored):
         measurements["no_answer_ratio"] = fmean(rollout.score.answer is None for rollout in scored)
-        measurements["accuracy"] = sum(map(_is_correct, scored)) / len(rollouts)
+        measurements["accuracy"] = sum(r.score.parts.get("correct", 0.0) >= 1 for r in scored) / len(rollouts)
     if not config.loss.is_supervised and config.rollout.num_generations > 1:
         measurements["reward_variance_ratio"] = fmean(group.rewards_differ() for group in groups)
     return measurements
@@ -280,14 +280,6 @@ def _logprobs(config: Config, numbers: dict[str, float]) -> Finding:
 
 def _truncated_ratio(groups: Sequence[Group]) -> float:
     return fmean(r.completion.finish is Finish.LENGTH for group in groups for r in group.rollouts)
-
-
-def _is_judged(rollouts: Sequence[Rollout]) -> bool:
-    return any("correct" in rollout.score.parts for rollout in rollouts)
-
-
-def _is_correct(rollout: Rollout) -> bool:
-    return rollout.score.parts.get("correct", 0.0) >= 1
 
 
 def _percent(ratio: float) -> str:

@@ -92,14 +92,14 @@ def pack_tokens(
         "completions": completions,
         "texts": {token: token_text(tokenizer, token) for token in sorted({*ids, *observed})},
     }
-    buffer = io.BytesIO()
+    text, buffer = json.dumps(json_safe(description), ensure_ascii=False), io.BytesIO()
     np.savez(
         buffer,
         token_ids=np.array(ids, dtype=np.int32),
         observation_ids=np.array(observed, dtype=np.int32),
         numbers=table[present],  # float32: logprobs of trainer and sampler differ by far less than 1e-3
         rules=np.concatenate(rules),
-        description=np.frombuffer(_json_bytes(description), dtype=np.uint8),
+        description=np.frombuffer(text.encode(errors="replace"), dtype=np.uint8),
     )
     return buffer.getvalue()
 
@@ -109,10 +109,6 @@ def observations(rollout: Rollout) -> Iterator[tuple[int, ...]]:
     for branch, following in zip_longest(rollout.branches, rollout.branches[1:]):
         yield from (turn.observation_ids for turn in branch.turns[:-1])
         yield branch.turns[-1].observation_ids if following is None else following.context_ids
-
-
-def _json_bytes(value: Any) -> bytes:
-    return json.dumps(json_safe(value), ensure_ascii=False).encode(errors="replace")
 
 
 def _without_update(logprobs: Sequence[float]) -> TokenRows:

@@ -57,10 +57,6 @@ def _boxnet(metadata: dict[str, Any]) -> str:
     return json.dumps(plan)
 
 
-def _undo(move: str) -> str:
-    return move[:-1] if move.endswith("'") else f"{move}'"
-
-
 def _rush_hour(metadata: dict[str, Any]) -> str:
     """Breadth-first search over the places of the cars, a cell at a time."""
     board: str = metadata["board_config"]
@@ -119,6 +115,9 @@ _SOLVERS = {
     "boxnet": _boxnet,
     "graph_color": lambda metadata: json.dumps(metadata["possible_answer"]),
     "propositional_logic": _propositional_logic,
-    "rubiks_cube": lambda metadata: " ".join(map(_undo, reversed(metadata["scramble_moves"].split()))),
+    "rubiks_cube": lambda metadata: " ".join(
+        move[:-1] if move.endswith("'") else f"{move}'"
+        for move in reversed(metadata["scramble_moves"].split())
+    ),
     "rush_hour": _rush_hour,
 }

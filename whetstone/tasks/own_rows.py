@@ -144,6 +144,8 @@ class RowsTask(rows.RowTask):
         lines += [self._repeated] if self._repeated else []
         if self._prompt is not None and any(e.messages[0]["role"] == "system" for e in self._rows):
             lines.append("developer_prompt replaces the system messages of the rows (null keeps them)")
+        if self._imitates and any(e.solution is None for e in self._rows):
+            lines.append("bare answers are trained between <answer> and </answer> (solution_column: as is)")
         if self.match == "none":
             reason = f"the reward comes from {', '.join(tasks.reward_funcs)} alone"
             reason = "the evaluation shows lengths, its reward is 0" if self._imitates else reason

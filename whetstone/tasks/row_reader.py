@@ -40,7 +40,7 @@ class Example:
     number: int  # of the row, from 1
     columns: Row
     messages: Messages
-    options: Mapping[str, str]  # label in the row -> text; the prompt shows the texts with letters
+    options: Mapping[str, str]  # label in the row -> text or ""; the prompt shows the texts with letters
     answer: str | None  # of several options the letter; None: it has none
     solution: Mapping[str, Any] | None  # the assistant's message that supervised training imitates
     tools: tuple[Mapping[str, Any], ...]
@@ -156,7 +156,8 @@ class Reader:
         if messages and messages[0]["role"] != "system" and not is_missing(system):
             messages = ({"role": "system", "content": str(system)}, *messages)
         content = messages[-1]["content"] if messages else ""
-        if messages and self._template is None and len(OPTION_LINE.findall(content)) < len(options):
+        shown = list(filter(None, options.values()))
+        if messages and self._template is None and len(OPTION_LINE.findall(content)) < len(shown):
             messages = (*messages[:-1], {**messages[-1], "content": f"{content}\n{_lines(options)}"})
         return Example(
             number=number,
@@ -187,11 +188,11 @@ class Reader:
             return messages, None
         if len(messages) < len(turns) and not self.settings.get("solution_column"):
             self.roles.setdefault("solution", self.roles["prompt"])
-            return messages, turns[-1]
-        for column in (*self._solutions, self._answer):
+            return tuple(turns[:-1]), turns[-1]
+        for column in dict.fromkeys((*self._solutions, self._answer)):
             value = cell(row, column)
             has_working = isinstance(value, str) and final_answer(value) != value.strip()
-            if column == self._answer and not has_working:
+            if column not in self._solutions and not has_working:
                 continue
             said = read_turns(value, column, where, role="assistant")
             if said and said[-1]["role"] == "assistant":
@@ -225,7 +226,8 @@ class Reader:
         if not isinstance(value, dict) or any(isinstance(text, dict | list) for text in value.values()):
             remedy = 'give a list of texts (in CSV as JSON), {"text": [...], "label": [...]} or {"A": ...}'
             raise _bad_cell(where, value, self._choices[0], remedy)
-        return {str(label): str(text).strip() for label, text in value.items() if not is_missing(text)}
+        texts = {str(k): "" if is_missing(text) else str(text).strip() for k, text in value.items()}
+        return texts if any(texts.values()) else {}
 
     def _with_letters(self, examples: list[Example]) -> list[Example]:
         """The answer of several options as the letter that the prompt shows, however the rows name it."""
@@ -240,6 +242,8 @@ class Reader:
             remedy = f"none of {len(example.options)} options; give its letter, its number from 0 or its text"
             raise _bad_cell(f"{self.where}, row {example.number}", example.answer, self._answer, remedy)
         self._form_of_answers = "" if form == "letter" else f", each the {form} of an option"
+        if form.startswith("number") and not any(wrong[form] for form in _FORMS if form.startswith("number")):
+            self._form_of_answers += "; from 1 would be possible, too: give letters"
         return [replace(e, answer=_letter(e, form)) if e.options else e for e in examples]
 
 
@@ -252,13 +256,15 @@ def _letter(example: Example, form: str) -> str | None:
     names = [normal_form(str(name)) for name in names]
     answer = normal_form(example.answer or "")
     for spelling in (answer, answer.removesuffix(".0"), normal_form(letter_of(answer) or "")):
-        if spelling in names[:26]:
-            return ascii_uppercase[names.index(spelling)]
+        if spelling in names:
+            *before, text = list(options.values())[: names.index(spelling) + 1]
+            count = len(list(filter(None, before)))
+            return ascii_uppercase[count] if text and count < len(ascii_uppercase) else None
     return None
 
 
 def _lines(options: Mapping[str, str]) -> str:
-    pairs = zip(ascii_uppercase, options.values(), strict=False)
+    pairs = zip(ascii_uppercase, filter(None, options.values()), strict=False)
     return "\n".join(f"{letter}) {text}" for letter, text in pairs)
 
 

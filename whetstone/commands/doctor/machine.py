@@ -24,7 +24,12 @@ MIN_DISK, LEAST_DISK = 2 * GB, GB // 8  # below: a warning, a problem
 
 
 def check_machine(config: Config | None) -> list[Check]:
-    return [_python(), _processors(), _memory(), *_shared_memory(config)]
+    return [
+        _python(),
+        make_check(MACHINE, "CPU", f"{available_cores()} cores"),
+        _memory(),
+        *_shared_memory(config),
+    ]
 
 
 def check_folders(config: Config | None) -> list[Check]:
@@ -52,11 +57,6 @@ def _python() -> Check:
     return make_check(MACHINE, "Python", detail, remedy, problem=True)
 
 
-def _processors() -> Check:
-    cores = available_cores()
-    return make_check(MACHINE, "CPU", f"{cores} cores")
-
-
 def _memory() -> Check:
     limit, total, free = host.memory_limit(), host.total_memory(), host.available_memory()
     detail = f"{limit / GB:.1f} GB"
@@ -71,23 +71,20 @@ def _memory() -> Check:
 
 def _shared_memory(config: Config | None) -> list[Check]:
     """Ranks (NCCL) and servers exchange data there; a single process does not."""
-    is_needed = config is not None and (num_ranks(config) > 1 or _starts_servers(config))
-    if not SHARED_MEMORY.is_dir() or (config is not None and not is_needed):
+    traits = engine_traits(config.rollout.rollout_engine) if config else None
+    starts_servers = config and traits and traits.has_servers and not config.engines.addresses
+    if not SHARED_MEMORY.is_dir() or (config and num_ranks(config) == 1 and not starts_servers):
         return []
     size = shutil.disk_usage(SHARED_MEMORY)
     detail = f"{SHARED_MEMORY} has {size.total / GB:.1f} GB, {size.free / GB:.1f} GB free"
     remedy = "start the container with --shm-size=8g" if size.free < MIN_SHARED else ""
-    return [make_check(MACHINE, "shared memory", detail, remedy, problem=is_needed)]
+    return [make_check(MACHINE, "shared memory", detail, remedy, problem=config is not None)]
 
 
 def num_ranks(config: Config) -> int:
     """The ranks of this launch, or as many as the configuration needs at least."""
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     return launched if launched > 1 else config.parallel.tp_size * config.parallel.ddp_size
-
-
-def _starts_servers(config: Config) -> bool:
-    return engine_traits(config.rollout.rollout_engine).has_servers and not config.engines.addresses
 
 
 def hub_cache() -> Path:
