@@ -20,7 +20,7 @@ from rich.console import Console
 from tests.support.doctor import GB, FakeGpus, by_name, config_of
 from whetstone.__main__ import run
 from whetstone.commands import doctor
-from whetstone.commands.doctor import document, examine, gpu, machine, model, packages, sandbox
+from whetstone.commands.doctor import document, examine, gpu, machine, model, packages
 from whetstone.commands.doctor.check import Check
 from whetstone.engines.packages import is_supported, supported_versions
 from whetstone.errors import UserError
@@ -208,7 +208,7 @@ def test_without_torch_no_gpu_is_looked_for(
     installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "whetstone.commands.doctor.gpu", SimpleNamespace(check_gpus=None))
-    monkeypatch.setattr(sandbox, "check_sandbox", lambda config: [])
+    monkeypatch.setattr(machine, "check_sandbox", lambda config: [])
     assert by_name(examine(config_of()))["torch"].status == "problem"
 
 
@@ -348,21 +348,21 @@ def test_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None: ...
         def start(self, language: str) -> None: ...
 
-    monkeypatch.setattr(sandbox, "LocalPool", FakePool)
-    assert sandbox.check_sandbox(None)[0].status == "warning"
-    assert sandbox.check_sandbox(config_of("sandbox_isolation=filters"))[0].status == "ok"
-    (check,) = sandbox.check_sandbox(config_of("sandbox_isolation=namespaces"))
+    monkeypatch.setattr(machine, "LocalPool", FakePool)
+    assert machine.check_sandbox(None)[0].status == "warning"
+    assert machine.check_sandbox(config_of("sandbox_isolation=filters"))[0].status == "ok"
+    (check,) = machine.check_sandbox(config_of("sandbox_isolation=namespaces"))
     assert check.status == "problem" and check.detail == "No safe way"
 
 
 def test_languages_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "missing", lambda name: "no" if name == "q" else None)
-    assert by_name(sandbox.check_languages(None))["q"].status == "warning"
-    assert sandbox.check_languages(config_of()) == []
+    monkeypatch.setattr(machine, "missing", lambda name: "no" if name == "q" else None)
+    assert by_name(machine.check_languages(None))["q"].status == "warning"
+    assert machine.check_languages(config_of()) == []
     code = "datasets={code: {config: {path: problems, language: %s}}}"
-    (check,) = sandbox.check_languages(config_of(code % "q"))
+    (check,) = machine.check_languages(config_of(code % "q"))
     assert check.status == "problem" and check.remedy == LANGUAGES["q"].install_hint
-    (check,) = sandbox.check_languages(config_of(code % "py"))
+    (check,) = machine.check_languages(config_of(code % "py"))
     assert check.name == "python" and check.status == "ok"
 
 

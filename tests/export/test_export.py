@@ -14,8 +14,7 @@ from tests.support.exports import compare_rounded, engine_tokens, make_run, tiny
 from whetstone.__main__ import run as whet
 from whetstone.config import build
 from whetstone.errors import UserError
-from whetstone.export.folder import export
-from whetstone.export.verification import BOUNDS, logit_difference
+from whetstone.export.folder import BOUNDS, export, logit_difference
 from whetstone.model.hub import load_gguf, resolve
 from whetstone.model.nf4 import dequantize, quantize
 from whetstone.model.policy import load_policy

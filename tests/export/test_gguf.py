@@ -10,10 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from tests.support.exports import tiny_model
 from whetstone.errors import UserError
-from whetstone.export.folder import export
+from whetstone.export.folder import BOUNDS, compare_gguf, export
 from whetstone.export.gguf import check_architecture, write_gguf
 from whetstone.export.gguf_tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, read_vocabulary
-from whetstone.export.verification import BOUNDS, compare_gguf
 from whetstone.model.hub import resolve
 from whetstone.run.source import find_source
 

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def group() -> Group:
             sampling=SamplingParams(max_tokens=1000, temperature=1.0),
             seed_parts=(1,),
             pool=pool,
-            codec=Characters(),
+            codec=cast(Any, Characters()),
             config=EnvironmentsConfig(max_turns=8),
             max_length=None,
             is_cancelled=lambda: False,

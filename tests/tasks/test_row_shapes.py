@@ -208,7 +208,11 @@ RIGHT = [
         "letter",
         note="options from choices, answer from answer (letters of options, each the number from 0",
     ),
+    right("verbatim.jsonl", [{"question": f"{SUM}\nAnswer:\n", "answer": "5"}], f"{SUM}\nAnswer:\n", "5"),
     right("mmlu.parquet", with_choices(choices=TEXTS, answer=1), CHOICES, "B", "letter"),
+    right(
+        "own_letters.jsonl", with_choices(options=["A)4", "B)5", "C)6"], answer="B"), CHOICES, "B", "letter"
+    ),
     right("letters.json", with_choices(options=TEXTS, answer="B"), CHOICES, "B", "letter"),
     right("option_text.jsonl", with_choices(options=TEXTS, answer="5"), CHOICES, "B", "letter"),
     right(

@@ -12,12 +12,21 @@ import torch
 
 from whetstone.errors import UserError
 from whetstone.export.gguf import check_architecture, write_gguf
-from whetstone.export.merge import load_merged
-from whetstone.export.verification import Difference, compare_gguf
 from whetstone.model.card import ADAPTER_CONFIG
-from whetstone.model.loading import copy_processor
+from whetstone.model.hub import base_and_adapter, load_gguf
+from whetstone.model.loading import (
+    copy_processor,
+    guarded,
+    load_pretrained,
+    quiet_transformers,
+    try_tokenizer,
+    verify_folder,
+)
+from whetstone.model.lora import merge_lora
 from whetstone.model.manifest import Damage, read_manifest
+from whetstone.model.nf4 import dequantize_model, quantize_model
 from whetstone.model.rounding import stochastic_round
+from whetstone.model.verification import TEXTS
 from whetstone.report.card import write_card
 from whetstone.run.atomic_folder import clear_temp, temp_dir
 from whetstone.run.checkpoint import save_model
@@ -27,6 +36,16 @@ from whetstone.terminal.stages import stage
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 SHARD_SIZE = "5GB"
+# Relative error of the logits. Measured: f16 5e-4, q8_0 2.3e-2 (SmolLM2-135M); 0 and 7e-3 (pebble).
+BOUNDS = {"f16": 5e-3, "q8_0": 1e-1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Logits of two models on the same tokens."""
+
+    largest: float
+    relative: float  # norm of the difference / norm of the logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,3 +197,66 @@ def _notes(source: Source, stored: str, dtype: str, differences: dict[str, Diffe
         for name, difference in differences.items()
     ]
     return notes
+
+
+def load_merged(source: Source) -> tuple[Any, Any, torch.dtype]:
+    """Tokenizer, model, and the precision that the weights were stored in.
+
+    Adapters are added in float32: the sum is rounded once, when it is saved.
+    """
+    base, adapter = base_and_adapter(source.model)
+    for folder in (base, adapter):
+        if folder is not None and Path(folder).is_dir():
+            verify_folder(Path(folder))
+    tokenizer, model = load_pretrained(base, "auto")
+    stored = model.dtype
+    if adapter is not None:
+        if source.was_4bit:  # training added the adapter to the rounded matrices, so these are merged
+            model.to(torch.bfloat16 if source.was_bf16 else torch.float32)
+            quantize_model(model, torch.device("cpu"))
+            dequantize_model(model)
+        model = merge_lora(model.float(), adapter)
+        tokenizer = _own_tokenizer(adapter) or tokenizer
+    return tokenizer, model.requires_grad_(False).eval(), stored
+
+
+def _own_tokenizer(adapter: str) -> Any:
+    """The tokenizer beside an adapter, with the chat template of its run; None: there is none."""
+    from transformers import AutoTokenizer
+
+    if not (Path(adapter) / "tokenizer_config.json").is_file():
+        return None
+    try_tokenizer(Path(adapter))
+    with quiet_transformers(), guarded(adapter):
+        return AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
+
+
+def compare_gguf(path: Path, model: Any, tokenizer: Any, kind: str) -> Difference:
+    """The difference of a GGUF file from the float32 model it was written from; raises beyond the bound."""
+    from transformers import AutoTokenizer
+
+    with quiet_transformers():
+        # transformers reads no key_length of Qwen 3 and takes 128.
+        is_qwen3 = model.config.model_type == "qwen3"
+        other = load_gguf(path, **({"head_dim": model.config.head_dim} if is_qwen3 else {}))
+        other_tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    own, other_logits = [], []
+    for text in TEXTS:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if other_tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
+            raise UserError(f"{path.name} reads text as other tokens: export without --gguf.")
+        with torch.no_grad():
+            own.append(model(torch.tensor([ids])).logits[0])
+            other_logits.append(other(torch.tensor([ids])).logits[0])
+    difference = logit_difference(torch.cat(other_logits), torch.cat(own))
+    if not difference.relative < BOUNDS[kind]:
+        raise UserError(
+            f"{path.name} computes other logits (relative error {difference.relative:.1e}, more than "
+            f"{BOUNDS[kind]:g}): export without --gguf."
+        )
+    return difference
+
+
+def logit_difference(logits: torch.Tensor, own: torch.Tensor) -> Difference:
+    gap = logits.float() - own.float()
+    return Difference(largest=float(gap.abs().max()), relative=float(gap.norm() / own.float().norm()))

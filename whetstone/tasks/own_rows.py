@@ -4,6 +4,7 @@
 With `none` the user's own `reward_funcs` pay alone. All columns reach these by name, as in TRL.
 """
 
+import re
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,7 @@ from whetstone.config import Config, TaskSpec
 from whetstone.config.plugins import is_plugin
 from whetstone.errors import UserError, did_you_mean
 from whetstone.rewards import matching
-from whetstone.rewards.answers import math_equal
+from whetstone.rewards.answers import extract_math, math_equal
 from whetstone.tasks import rows
 from whetstone.tasks.base import NO_THOUGHTS
 from whetstone.tasks.row_reader import Example, list_columns
@@ -167,3 +168,36 @@ def _repetitions(examples: list[Example]) -> str:
     text = f"{counted(len(again), 'row')} with the question of an earlier row"
     text += f", {len(differ):,} with another answer (row {differ[0]:,} first)" if differ else ""
     return text if again else ""
+
+
+class MathTask(RowsTask):
+    default_settings = rows.row_settings("math")
+    description = (
+        "Questions with a final answer, from a JSON, JSONL, CSV or parquet file or a hub data set (path=FILE "
+        "or dataset=HUB_NAME)"
+    )
+    suitable_match = "math"
+
+    def _extract(self, text: str, match: str) -> str | None:
+        return extract_math(text) or None
+
+    def gold(self, problem: Problem) -> str | None:
+        truth = problem.answer["answer"]
+        return None if truth is None else f"{NO_THOUGHTS}<answer>\\boxed{{{truth}}}</answer>"
+
+    def solution(self, problem: Problem) -> Any:
+        """As it is written, but GSM8K's `#### 2` in a box: nothing else counts as an answer here."""
+        solution = super().solution(problem)
+        return _with_boxed_answer(solution) if isinstance(solution, str) else solution
+
+    def columns(self, problem: Problem) -> dict[str, Any]:
+        return {**problem.answer.get("columns", {}), "answer": problem.answer["answer"]}
+
+
+def _with_boxed_answer(text: str) -> str:
+    """A worked solution of GSM8K's form (`<<1+1=2>>`, `#### 2`) without annotations, its answer boxed."""
+    match = re.search(r"\s*####\s*([-+]?[$€£]?\d[\d,.]*(?:/\d+)?\s?%?)\s*$", text)
+    if match is None:
+        return text
+    working = re.sub(r"<<[\d\s.,+*/()=%$-]*>>", "", text[: match.start()])
+    return f"{working}\n\\boxed{{{match[1].strip()}}}"

@@ -21,8 +21,7 @@ from whetstone.tasks.code import CodeTask
 from whetstone.tasks.countdown import CountdownTask
 from whetstone.tasks.environment import GAME_TASKS, environment_task
 from whetstone.tasks.environment_rows import EnvironmentRowsTask
-from whetstone.tasks.math import MathTask
-from whetstone.tasks.own_rows import RowsTask
+from whetstone.tasks.own_rows import MathTask, RowsTask
 from whetstone.tasks.repair import RepairTask
 from whetstone.types import Problem
 

@@ -227,6 +227,8 @@ class Reader:
             remedy = 'give a list of texts (in CSV as JSON), {"text": [...], "label": [...]} or {"A": ...}'
             raise _bad_cell(where, value, self._choices[0], remedy)
         texts = {str(k): "" if is_missing(text) else str(text).strip() for k, text in value.items()}
+        if "A" in texts and all(re.match(rf"{re.escape(label)}[).:]", text) for label, text in texts.items()):
+            texts = {label: text[len(label) + 1 :].strip() for label, text in texts.items()}  # AQuA: "A)21"
         return texts if any(texts.values()) else {}
 
     def _with_letters(self, examples: list[Example]) -> list[Example]:
@@ -313,7 +315,7 @@ def read_turns(value: Any, column: str, where: str, role: str = "user") -> list[
         raise _bad_cell(where, value, column, remedy)
     if isinstance(value, list):
         return [_turn(turn, column, where) for turn in value]
-    text = "" if is_missing(value) else str(value).strip() if role == "user" else str(value)
+    text = "" if is_missing(value) else str(value)
     return [{"role": role, "content": text}] if text.strip() else []
 
 

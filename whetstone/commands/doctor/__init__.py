@@ -54,10 +54,14 @@ def run(args: argparse.Namespace) -> int:
 def examine(config: Config | None = None) -> list[Check]:
     """All checks, in the order of the output."""
     from whetstone.commands.doctor.gpu import check_gpus
-    from whetstone.commands.doctor.machine import check_folders, check_machine
+    from whetstone.commands.doctor.machine import (
+        check_folders,
+        check_languages,
+        check_machine,
+        check_sandbox,
+    )
     from whetstone.commands.doctor.model import check_model
     from whetstone.commands.doctor.packages import check_engines, check_extras, check_requirements
-    from whetstone.commands.doctor.sandbox import check_languages, check_sandbox
 
     checks = [*check_machine(config), *check_folders(config), *check_requirements(config)]
     if not any(check.name == "torch" and check.status == "problem" for check in checks):
