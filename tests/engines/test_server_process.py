@@ -131,7 +131,10 @@ time.sleep(60)
 
 def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for engine, words in (("vllm", "pip install 'vllm>=0.22,<0.33'"), ("sglang", "pip install sglang")):
+    for engine, words in (
+        ("vllm", "pip install 'vllm>=0.22,<0.33'"),
+        ("sglang", "pip install 'sglang>=0.5.16,<0.5.24'"),
+    ):
         config = load(None, [f"rollout_engine={engine}"]).config
         with pytest.raises(UserError) as raised:
             COMMANDS[engine](config, devices=None, host="127.0.0.1", port=8000)

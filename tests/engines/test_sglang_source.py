@@ -78,19 +78,20 @@ GIVEN = {one.__name__ for one in BODIES} - {
 
 
 def test_the_endpoints_exist() -> None:
-    server = (SOURCE / "entrypoints" / "http_server.py").read_text(encoding="utf-8")
+    files = [SOURCE / "entrypoints" / "http_server.py", SOURCE / "entrypoints" / "v1_loads.py"]
+    server = "".join(file.read_text(encoding="utf-8") for file in files)
     for path in sglang_protocol.ROUTES:
         assert f'"{path}"' in server or path in ("/begin_weight_update", "/end_weight_update")
 
 
 def test_the_flags_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    words = "rollout_engine=sglang use_peft=true max_prompt_length=9 bf16=false"
+    words = "rollout_engine=sglang use_peft=true max_prompt_length=9"
     command = COMMANDS["sglang"](load(None, words.split()).config, devices=None, host="h", port=1)
     files = [SOURCE / "server_args.py", *SOURCE.glob("arg_groups/fields/*.py")]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     flags = [word for word in command.args if word.startswith("--")]
-    assert "--lora-target-modules" in flags and "--attention-backend" in flags
+    assert "--lora-target-modules" in flags
     for flag in flags:
         assert f"    {flag[2:].replace('-', '_')}: A[" in text, flag
     names = (SOURCE / "environ.py").read_text(encoding="utf-8")

@@ -68,7 +68,7 @@ class ModelServer:
         self.spoil: Any = None  # a function of an answer
         self.fail_push = False
         self.is_dead = False
-        self.lock = threading.Lock()
+        self.lock, self.count_lock = threading.Lock(), threading.Lock()
         self.http = _Http(("127.0.0.1", port), _handler_of(self))
         self.port = self.http.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -95,15 +95,20 @@ class ModelServer:
         """None: it was aborted."""
         assert not self.asleep, "a server that sleeps was asked for a completion"
         num_aborts, ends = self.num_aborts, time.monotonic() + self.delay_s
-        with self.lock:
-            engine = NativeEngine(self.policies[name], 1)
-            (one,) = engine.generate([Request(prompt_ids=tuple(prompt), seeds=(seed,))], sampling)
+        with self.count_lock:
             self.num_in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
-        while time.monotonic() < ends and num_aborts == self.num_aborts and not self.is_dead:
-            time.sleep(0.005)
-        with self.lock:
-            self.num_in_flight -= 1
+        try:
+            with self.lock:
+                if num_aborts != self.num_aborts:
+                    return None
+                engine = NativeEngine(self.policies[name], 1)
+                (one,) = engine.generate([Request(prompt_ids=tuple(prompt), seeds=(seed,))], sampling)
+            while time.monotonic() < ends and num_aborts == self.num_aborts and not self.is_dead:
+                time.sleep(0.005)
+        finally:
+            with self.count_lock:
+                self.num_in_flight -= 1
         if num_aborts != self.num_aborts:
             return None
         self.num_completions += 1
@@ -147,6 +152,7 @@ class ModelServer:
 
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
     allow_reuse_address = True
 
     def __init__(self, address: Any, handler: Any):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tests.support.engines import trainer_logprobs
 from whetstone.engines.base import SamplingParams as OurParams
 from whetstone.parallel import external_group
 from whetstone.types import Finish
@@ -149,6 +150,10 @@ def _server_info(model: "ModelServer", _: Any) -> Answer:
     return 200, {"tp_size": 1, "enable_memory_saver": True, "enable_weights_cpu_backup": True, **lengths}
 
 
+def _loads(model: "ModelServer", _: Any) -> Answer:
+    return 200, {"loads": [{"num_running_reqs": model.num_in_flight, "num_waiting_reqs": 0}]}
+
+
 def _flush(model: "ModelServer", query: dict[str, list[str]]) -> Answer:
     ends = time.monotonic() + float(query.get("timeout", ["0"])[0])
     while model.num_in_flight and time.monotonic() < ends:
@@ -274,7 +279,12 @@ def _generate(model: "ModelServer", request: GenerateReqInput) -> Answer:
         reason = {"type": "abort", "message": "Abort in waiting queue"}
         meta = {"output_token_logprobs": [], "finish_reason": reason, "weight_version": version}
         return 200, {"text": "", "output_ids": [], "meta_info": meta}
-    pairs = [[p, token, None] for p, token in zip(done.logprobs, done.token_ids, strict=True)]
+    logprobs = list(done.logprobs)
+    if sampling.is_filtered:  # it gives those of all tokens
+        with model.lock, torch.no_grad():
+            prompt = tuple(request.input_ids)
+            logprobs = trainer_logprobs(model.policies[name], prompt, done, sampling.temperature).tolist()
+    pairs = [[p, token, None] for p, token in zip(logprobs, done.token_ids, strict=True)]
     is_full = len(done.token_ids) == sampling.max_tokens
     if done.finish is Finish.LENGTH or (is_full and not model.is_newest):
         reason = {"type": "length", "length": sampling.max_tokens}
@@ -302,6 +312,7 @@ ROUTES: dict[str, tuple[type[Body] | None, Any]] = {
     "/health": (None, _health),
     "/server_info": (None, _server_info),
     "/model_info": (None, lambda model, _: (200, {"weight_version": model.label})),
+    "/v1/loads": (None, _loads),
     "/flush_cache": (None, _flush),
     "/abort_request": (AbortReq, _abort),
     "/generate": (GenerateReqInput, _generate),
