@@ -259,6 +259,5 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
     if devices is None and config.engines.server_enable_sleep_mode:
         args += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
     environment = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}  # by the slack, which no request uses
-    if devices is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = devices
+    environment |= {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     return settings.make_command(config, args, environment, host, port)

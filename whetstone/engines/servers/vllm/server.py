@@ -232,9 +232,8 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
 
 def transfer_backend(config: Config, *, alone: bool) -> str | None:
     """vLLM's own way for the weights: NCCL between GPUs, IPC on one GPU (NCCL can't have it twice)."""
-    if config.model.use_peft or config.engines.weight_transfer == "disk":
-        return None
-    if importlib.util.find_spec("vllm") is None:  # only in the server's environment
+    is_here = importlib.util.find_spec("vllm") is not None  # or only in the server's environment
+    if not is_here or config.model.use_peft or config.engines.weight_transfer == "disk":
         return None
     if config.engines.weight_transfer != "auto":
         return config.engines.weight_transfer
