@@ -2,11 +2,12 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast torture test-slow test-gpu test-vllm test-llama test-browser test-hosts fuzz lint check wheel clean
+.PHONY: help train test test-fast torture test-slow test-gpu test-vllm test-sglang test-llama test-browser test-hosts fuzz lint check wheel clean
 
 PYTHON ?= python3
 VENV   ?= .venv
 VLLM_VENV ?= .venv-vllm
+SGLANG_VENV ?= .venv-sglang
 CONFIG ?= config/quickstart.yaml
 ARGS   ?=
 # One more than two cores: tests wait for processes, timers and disks.
@@ -51,6 +52,9 @@ test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
 test-vllm: $(VLLM_VENV)/.installed ## the tests against a real vLLM, in an environment of its own; half an hour on a CPU
 	@HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(ARGS)
 
+test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed ## the tests against a real SGLang, in an environment of its own (a GPU)
+	@HF_HUB_OFFLINE=1 SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(BIN)/python -m pytest -m sglang tests/sglang $(ARGS)
+
 test-llama: $(VENV)/.installed-dev ## GGUF files in the real llama.cpp (the wheel xllamacpp)
 	@$(BIN)/python -m pip install -q "xllamacpp>=2026.10"
 	@$(BIN)/python -m pytest -m llama_cpp tests/export $(ARGS)
@@ -80,7 +84,7 @@ wheel: $(VENV)/.installed ## build the wheel into dist/
 	@ls dist/*.whl
 
 clean: ## remove what was built, and .venv; outputs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) dist build
+	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) dist build
 
 # pip is the last thing that appears in a new environment, so one that was broken off is made again.
 $(VENV)/bin/pip:
@@ -108,4 +112,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 $(VLLM_VENV)/.installed: scripts/setup_vllm.sh
 	@echo "Installing vLLM into $(VLLM_VENV): some minutes."
 	@PYTHON=$(PYTHON) bash scripts/setup_vllm.sh $(VLLM_VENV)
+	@touch $@
+
+$(SGLANG_VENV)/.installed: scripts/setup_sglang.sh
+	@echo "Installing SGLang into $(SGLANG_VENV): some minutes."
+	@PYTHON=$(PYTHON) bash scripts/setup_sglang.sh $(SGLANG_VENV)
 	@touch $@

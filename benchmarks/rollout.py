@@ -1,8 +1,9 @@
-"""Rollout speed: the native engine beside model.generate, transformers' continuous batching and vLLM, on the
-same work in one run.
+"""Rollout speed: the native engine beside model.generate, transformers' continuous batching, vLLM and SGLang,
+on the same work in one run.
 
     python benchmarks/rollout.py                               # on a GPU: 0.5 B, 1.5 B and 3 B, every work
     python benchmarks/rollout.py --size 1.5b --who native vllm
+    SGLANG_PYTHON=.venv-sglang/bin/python python benchmarks/rollout.py --size 1.5b --who native sglang
     python benchmarks/rollout.py --cpu --model smollm2-135m --new-tokens 48     # on a CPU
     python benchmarks/rollout.py --table                       # the table of what was kept
 
@@ -30,6 +31,7 @@ ONLY_SMALL = {"generate": 512, "continuous batching": 64}
 # 8 bits are another model for everyone who rounds: rows of their own, at one size.
 EIGHT_BITS = ["native fp8", "vllm fp8"]
 WHO = ["native", "vllm", *ONLY_SMALL, *EIGHT_BITS]
+OPTIONAL = ["sglang"]  # only where it is named: it has an environment of its own (SGLANG_PYTHON)
 COLUMNS = ["who", "size", "num_sequences", "shape", "tokens_per_s", "ratio_to_vllm", "share_of_floor",
            "peak_gb", "setup_s"]  # fmt: skip
 
@@ -39,7 +41,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", nargs="+", default=list(SIZES), choices=[*SIZES, *EXPERTS])
-    parser.add_argument("--who", nargs="+", default=WHO, choices=WHO)
+    parser.add_argument("--who", nargs="+", default=WHO, choices=[*WHO, *OPTIONAL])
     parser.add_argument(
         "--generate-tokens", type=int, default=NEW_TOKENS, help="new tokens of model.generate"
     )

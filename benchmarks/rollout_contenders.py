@@ -7,9 +7,11 @@ vLLM gets one process for its engine, async scheduling, prefix caching, CUDA gra
 `ignore_eos` and `max_tokens` (no `min_tokens`), flat logprobs of the sampled token only, no detokenising.
 """
 
+import atexit
 import functools
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -21,6 +23,7 @@ from random_model import make_tokenizer
 from rollout_work import VOCABULARY, Work, model_config
 
 WARM_TOKENS = 24
+SERVED = ("vllm", "sglang")  # set up before the first round, in a process of their own
 REPEATS = 2  # for everyone; the best counts
 
 
@@ -47,26 +50,28 @@ def make_policy(size: str):
     return Policy(model, make_tokenizer(VOCABULARY), torch.device("cuda"))
 
 
-def native(size: str, *, fp8: bool = False) -> Callable[[Work], int]:
+def through_engine(engine: Any, work: Work) -> int:
     from whetstone.engines.base import Request, SamplingParams
+
+    lengths, group = work.lengths(), work.group
+    requests = [
+        Request(
+            prompt_ids=tuple(prompt),
+            seeds=tuple(range(group * n, group * n + group)),
+            max_tokens=tuple(lengths[group * n : group * n + group]),
+        )
+        for n, prompt in enumerate(work.prompts())
+    ]
+    sampling = SamplingParams(max_tokens=work.new_tokens, ignore_eos=True)
+    return sum(len(one.completion.token_ids) for one in engine.generate(requests, sampling))
+
+
+def native(size: str, *, fp8: bool = False) -> Callable[[Work], int]:
     from whetstone.engines.native import NativeEngine
 
     engine = NativeEngine(make_policy(size), fp8=fp8)
 
-    def run(work: Work) -> int:
-        lengths, group = work.lengths(), work.group
-        requests = [
-            Request(
-                prompt_ids=tuple(prompt),
-                seeds=tuple(range(group * n, group * n + group)),
-                max_tokens=tuple(lengths[group * n : group * n + group]),
-            )
-            for n, prompt in enumerate(work.prompts())
-        ]
-        sampling = SamplingParams(max_tokens=work.new_tokens, ignore_eos=True)
-        return sum(len(one.completion.token_ids) for one in engine.generate(requests, sampling))
-
-    return run
+    return functools.partial(through_engine, engine)
 
 
 def generate(size: str) -> Callable[[Work], int]:
@@ -146,12 +151,51 @@ def vllm(size: str, **more: Any) -> Callable[..., int]:
     return run
 
 
+def sglang(size: str) -> Callable[[Work], int]:
+    """Its server, through the run's own client: a request for each sequence, with logprobs.
+
+    SGLANG_PYTHON names the interpreter that has it, SGLANG_ARGS more of its arguments.
+    """
+    from whetstone.config import load
+    from whetstone.engines import make_engine
+
+    policy, folder = make_policy(size), tempfile.mkdtemp()
+    policy.lm.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    flags = ["--max-prefill-tokens", "16384", *os.environ.get("SGLANG_ARGS", "").split()]
+    words = [
+        "rollout_engine=sglang",
+        f"model_name_or_path={folder}",
+        "bf16=true",
+        "max_num_seqs=1024",
+        "server_max_model_length=16640",
+        "server_gpu_memory_utilization=0.8",
+        "server_timeout_s=900",
+        f"output_dir={folder}",
+        f"server_args={json.dumps(flags)}",
+    ]
+    if python := os.environ.get("SGLANG_PYTHON"):
+        words.append(f"server_python={python}")
+    engine: Any = make_engine(load(None, words).config, policy)
+    atexit.register(engine.close)
+    engine.update_weights(0)
+
+    def run(work: Work) -> int:
+        engine.handles[0].server.http.post(
+            "/flush_cache?timeout=30", {}
+        )  # prompts are not cached for anybody
+        return through_engine(engine, work)
+
+    return run
+
+
 CONTENDERS = {
     "native": native,
     "native fp8": functools.partial(native, fp8=True),
     "generate": generate,
     "continuous batching": continuous,
     "vllm": vllm,
+    "sglang": sglang,
     "vllm fp8": functools.partial(vllm, quantization="fp8"),
 }
 
@@ -167,8 +211,8 @@ def main() -> None:
         begun = time.perf_counter()
         run(Work(size, number, "long" if shape == "long" else "full", WARM_TOKENS))
         warm = time.perf_counter() - begun
-        # Loading is set-up for vLLM (it compiles and captures there); ours captures in the first round.
-        setup = loaded + warm if who.startswith("vllm") else warm
+        # Loading is set-up for servers (they compile and capture there); ours captures in the first round.
+        setup = loaded + warm if who.startswith(SERVED) else warm
         ways: dict[str, Callable[[Work], int]] = {who: run}
         if who == "vllm":
             ways["vllm without logprobs"] = functools.partial(run, logprobs=False)
@@ -182,8 +226,8 @@ def main() -> None:
 
 
 def peak_gb(who: str) -> float:
-    """vLLM takes its share of the card at the start, in a process of its own: what is taken now counts."""
-    if who.startswith("vllm"):
+    """vLLM and SGLang take their share of the card at the start, in another process: what is taken counts."""
+    if who.startswith(SERVED):
         free, total = torch.cuda.mem_get_info()
         return (total - free) / 1e9
     return torch.cuda.max_memory_allocated() / 1e9

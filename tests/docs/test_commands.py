@@ -223,7 +223,9 @@ SLOW = {
 }
 # Commands that nothing here can run -> why. Their configurations are loaded all the same.
 GPUS = "several GPUs; tests/distributed runs two processes on a CPU by torchrun and by accelerate"
-SERVERS = "vLLM and GPUs of its own; tests/vllm and tests/e2e/test_servers.py run servers"
+SERVERS = (
+    "vLLM or SGLang and GPUs of its own; tests/vllm, tests/sglang and tests/e2e/test_servers.py run servers"
+)
 ENDPOINT = "a server that runs until Ctrl-C; tests/serving and tests/commands/test_serve.py run it"
 RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ranks on a CPU"
 TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
@@ -274,6 +276,7 @@ NOT_RUN = {
     "whet serve pebble --adapter sums=outputs/sums --adapter dates=outputs/dates": ENDPOINT,
     "whet serve CONFIG rollout_engine=vllm": SERVERS,
     "whet serve config/grpo.yaml rollout_engine=vllm server_devices=[6,7]": SERVERS,
+    "whet train config/grpo.yaml rollout_engine=sglang server_python=.venv-sglang/bin/python": SERVERS,
     "whet launch --ray": RAY,
     "whet launch --ray --max-restarts 3": RAY,
     "whet launch --ray --ranks 16 --servers 4 train config/grpo.yaml rollout_engine=vllm "

@@ -58,7 +58,7 @@ def test_it_is_noticed_before_torch_is_imported(tmp_path: Path) -> None:
         pytest.skip("sglang is installed")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert "pip install sglang" in done.stderr and done.stderr.count("\n") == 1
+    assert "pip install 'sglang" in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 

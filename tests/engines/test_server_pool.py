@@ -18,9 +18,11 @@ from torch.distributed import distributed_c10d
 from tests.conftest import make_policy
 from tests.support.models import tiny_policy
 from tests.support.protocol_server import ModelServer
+from whetstone.config import load
 from whetstone.engines.base import Request, SamplingParams
 from whetstone.engines.native import NativeEngine
 from whetstone.engines.servers.pool import ServerHandle, ServerPool, ServerSharing
+from whetstone.engines.servers.setup import COMMANDS
 from whetstone.engines.servers.sglang import SEEDS, SGLangServer
 from whetstone.engines.servers.vllm.server import VLLMServer, parse_version
 from whetstone.engines.servers.weights import buckets, named_weights
@@ -31,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [(5, 9, 33, 8), (7, 3, 41, 60), (11, 12, 13)]
 REQUESTS = [Request(prompt_ids=prompt, seeds=(1, 2, 3)) for prompt in PROMPTS]
 SAMPLING = SamplingParams(max_tokens=5, temperature=0.8)
-DIALECTS = ["vllm", "vllm-0.24", "sglang"]
+SGLANG = ["sglang", "sglang-0.5.16"]
+DIALECTS = ["vllm", "vllm-0.24", *SGLANG]
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +55,8 @@ class House:
         self.pool = self.build_pool(**settings)
 
     def start(self, port=0):
-        dialect = self.dialect.split("-")[0]
-        return ModelServer(dialect, self.folder, port, keeps_label=self.dialect == "vllm")
+        dialect, _, older = self.dialect.partition("-")
+        return ModelServer(dialect, self.folder, port, is_newest=not older)
 
     def restart(self, index):
         """At the same address, with the weights that it began with."""
@@ -62,7 +65,7 @@ class House:
     def build_pool(
         self, timeout_s=5.0, request_timeout_s=20.0, weight_transfer="auto", in_flight=2, sharing=None
     ):
-        kind = SGLangServer if self.dialect == "sglang" else VLLMServer
+        kind = VLLMServer if self.dialect.startswith("vllm") else SGLangServer
         handles = [
             ServerHandle(
                 server=kind(
@@ -98,7 +101,7 @@ class House:
 
     def expected(self, requests=REQUESTS, sampling=SAMPLING):
         """The native engine on the policy itself: the server draws in the same way."""
-        if self.dialect == "sglang":
+        if self.dialect.startswith("sglang"):
             requests = [
                 Request(prompt_ids=r.prompt_ids, seeds=tuple(s % SEEDS for s in r.seeds)) for r in requests
             ]
@@ -174,12 +177,13 @@ class Process:
 
 
 @pytest.mark.slow
-def test_weights_over_a_process_group(folder, house):
+@pytest.mark.parametrize("dialect", ["sglang", "sglang-0.5.16"])
+def test_weights_over_a_process_group(folder, house, dialect):
     """`update_weights_from_distributed`, over gloo as both are on a CPU; then SIGKILL in the middle of a
     batch and a new start at the same address.
     """
-    home = house("sglang", 0)
-    server = Process("sglang", folder)
+    home = house(dialect, 0)
+    server = Process(dialect, folder)
     home.servers.append(server)
     home.pool = home.build_pool(weight_transfer="nccl", timeout_s=60)
     for version in (0, 1):
@@ -316,7 +320,7 @@ def test_processes_of_one_run_share_servers(house, dialect):
                 assert {(o.request, o.sample): o.completion.token_ids for o in samples} == native
                 assert {o.completion.policy_version for o in samples} == {version}
     assert home.servers[1].num_completions > 0
-    if dialect != "sglang":
+    if not dialect.startswith("sglang"):
         assert home.servers[1].pushes == ["disk"] * 2  # once for each version, by the first process
     second.close()
 
@@ -567,6 +571,93 @@ def test_sglang_may_stop_at_tokens_of_its_own(house):
     assert not {completion.token_ids[-1] for completion in stopped} <= {*home.policy.stop_token_ids}
 
 
+@pytest.mark.parametrize("dialect", SGLANG)
+def test_sglang_has_ended_our_requests_before_it_is_changed(house, dialect):
+    """It samples on for a client that has left; 0.5.16 would end if its memory or weights changed then."""
+    home = house(dialect, 1)
+    home.pool.update_weights(0)
+    for change in (lambda: home.pool.update_weights(1), home.pool.sleep):
+        home.servers[0].delay_s = 0.3
+        samples = home.pool.generate(REQUESTS, SAMPLING)
+        next(samples)
+        home.servers[0].delay_s = 60
+        while home.servers[0].num_in_flight < 2:
+            time.sleep(0.01)
+        samples.close()
+        assert home.servers[0].num_in_flight > 0
+        begun = time.monotonic()
+        change()
+        assert time.monotonic() - begun < 20 and home.servers[0].num_in_flight == 0
+    home.servers[0].delay_s = 0
+    home.move(2)
+    home.pool.update_weights(2)
+    home.pool.wake()
+    home.check()
+    assert not home.servers[0].is_dead
+
+
+@pytest.mark.parametrize("dialect", SGLANG)
+def test_a_stop_token_at_the_limit_is_a_stop(house, dialect):
+    """0.5.16 looks at the limit first."""
+    home = house(dialect, 1)
+    home.pool.update_weights(0)
+    for policy in (home.policy.lm, home.servers[0].base):
+        policy.generation_config.eos_token_id = list(range(2, 106))
+    home.pool.handles[0].server.stops = home.policy.stop_token_ids
+    one = SamplingParams(max_tokens=1)
+    finishes = [completion.finish for completion in home.collect(sampling=one).values()]
+    assert Finish.STOP in finishes
+    assert finishes == [completion.finish for completion in home.expected(sampling=one).values()]
+
+
+@pytest.mark.parametrize("dialect", SGLANG)
+def test_an_adapter_follows_one_with_a_cancelled_request(house, dialect):
+    """0.5.16 never unloads an adapter that a request was cancelled with."""
+    from peft import LoraConfig, get_peft_model
+
+    from whetstone.model.policy import Policy
+
+    base = make_policy("smollm")
+    model = get_peft_model(base.lm, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    home = house(dialect, 1, policy=Policy(model, base.tokenizer, base.device))
+    home.pool.update_weights(0)
+    home.servers[0].delay_s = 0.3
+    samples = home.pool.generate(REQUESTS, SAMPLING)
+    next(samples)
+    samples.close()
+    for version in (1, 2, 3):
+        begun = time.monotonic()
+        home.move(version)
+        home.pool.update_weights(version)
+        assert time.monotonic() - begun < 20
+    home.servers[0].delay_s = 0
+    home.check()
+    assert len(home.servers[0].policies) == 3  # the base, the one left behind, the newest
+
+
+def test_weights_that_sglang_refuses_end_the_run(house):
+    home = house("sglang", 1)
+    home.servers[0].fail_push = True
+    with pytest.raises(UserError, match=r"refuses the new weights.*no memory left for the new weights"):
+        home.pool.update_weights(0)
+
+
+def test_sglang_gets_room_for_the_longest_completion(house, monkeypatch):
+    """It leaves some tokens of its context length empty, and shortens completions in silence."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    words = ["rollout_engine=sglang", "max_prompt_length=4", "max_completion_length=16"]
+    args = COMMANDS["sglang"](load(None, words).config, devices=None, host="127.0.0.1", port=1).args
+    monkeypatch.undo()
+    home = house("sglang", 1)
+    home.pool.update_weights(0)
+    wanted = SamplingParams(max_tokens=16, ignore_eos=True)
+    home.servers[0].context_length = int(args[args.index("--context-length") + 1])
+    assert {len(one.token_ids) for one in home.collect(sampling=wanted).values()} == {16}
+    home.servers[0].context_length = 20
+    with pytest.raises(UserError, match="HTTP 400"):
+        home.collect(sampling=SamplingParams(max_tokens=17))
+
+
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_a_changed_buffer_reaches_the_server(tmp_path, house, dialect):
     """The router's bias of GLM-4.5 and DeepSeek V3 is no parameter, and decides which experts are used."""
@@ -584,6 +675,11 @@ def test_a_changed_buffer_reaches_the_server(tmp_path, house, dialect):
     home.pool.update_weights(1)
     home.check()
     assert before[0, 0].logprobs != home.expected()[0, 0].logprobs
+    home.move(2)  # and the experts, which transformers joins
+    home.pool.update_weights(2)
+    home.check()
+    with pytest.raises(ValueError, match=r"experts\.down_proj not found"):
+        home.servers[0].load_tensors(dict(policy.lm.named_parameters()))
 
 
 @pytest.mark.parametrize("model_type", ["glm4_moe", "qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe_text"])

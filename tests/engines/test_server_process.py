@@ -9,6 +9,7 @@ import time
 import pytest
 
 from whetstone.config import load
+from whetstone.engines.packages import check_packages
 from whetstone.engines.servers.http import HttpClient, RequestRejected, free_port
 from whetstone.engines.servers.process import RESTARTS, ServerCommand, ServerProcess, error_lines
 from whetstone.engines.servers.setup import COMMANDS
@@ -130,11 +131,29 @@ time.sleep(60)
 
 def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for engine, words in (("vllm", "pip install 'vllm>=0.22,<0.33'"), ("sglang", "pip install sglang")):
+    for engine, words in (
+        ("vllm", "pip install 'vllm>=0.22,<0.33'"),
+        ("sglang", "pip install 'sglang>=0.5.16,<0.5.24'"),
+    ):
         config = load(None, [f"rollout_engine={engine}"]).config
         with pytest.raises(UserError) as raised:
             COMMANDS[engine](config, devices=None, host="127.0.0.1", port=8000)
         assert words in str(raised.value) and "rollout_servers" in str(raised.value)
+
+
+def test_servers_may_have_an_environment_of_their_own(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for engine in ("vllm", "sglang"):
+        words = [f"rollout_engine={engine}", f"server_python={sys.executable}"]
+        config = load(None, words).config
+        check_packages(config)
+        command = COMMANDS[engine](config, devices=None, host="127.0.0.1", port=8000)
+        assert command.args[0] == sys.executable
+        config = load(None, [*words[:1], "server_python=/nowhere/python"]).config
+        with pytest.raises(UserError, match=rf"server_python: /nowhere/python.*{engine}"):
+            COMMANDS[engine](config, devices=None, host="127.0.0.1", port=8000)
+    with pytest.raises(UserError, match="pip install 'vllm"):  # the engine in the trainer's own process
+        check_packages(load(None, ["rollout_engine=vllm", "vllm_mode=colocate", *words[1:]]).config)
 
 
 def test_the_flags_that_training_needs(monkeypatch):

@@ -49,6 +49,7 @@ LEFT_OUT = {
             "server_enable_sleep_mode",
             "server_group_port",
             "server_devices",
+            "server_python",
             "server_args",
             "weight_transfer",
             "weight_transfer_dir",

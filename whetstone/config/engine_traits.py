@@ -41,7 +41,13 @@ ENGINE_TRAITS: dict[str, EngineTraits] = {
         comes_with_whetstone=False,
         versions=">=0.22,<0.33",
     ),
-    "sglang": EngineTraits(has_servers=True, adapters=(), package="sglang", comes_with_whetstone=False),
+    "sglang": EngineTraits(
+        has_servers=True,
+        adapters=(),
+        package="sglang",
+        comes_with_whetstone=False,
+        versions=">=0.5.16,<0.5.24",
+    ),
 }
 if TYPE_CHECKING:
     EngineName = str

@@ -35,6 +35,8 @@ class EnginesConfig(Section):
     """First port on the trainer's machine for sending weights by NCCL; default: any free one."""
     server_devices: list[Name] = Field(default_factory=list)
     """GPUs of each server: ["4", "5"], or ["4,5", "6,7"] with tensor parallelism. Empty: one server."""
+    server_python: Name | None = None
+    """The interpreter that starts servers, of an environment with vLLM or SGLang; default: the trainer's."""
     server_args: list[Name] = Field(default_factory=list)
     """Further arguments for the command that starts a server, as `vllm serve` or SGLang knows them."""
     weight_transfer: Literal["auto", "nccl", "ipc", "disk"] = "auto"

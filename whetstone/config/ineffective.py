@@ -69,7 +69,8 @@ def _model(c: Config, on_cpu: bool) -> list[Row]:
         (not traits.has_servers,
          "rollout_servers server_base_url server_host server_port server_timeout_s server_request_timeout_s "
          "server_gpu_memory_utilization server_tensor_parallel_size server_max_model_length server_devices "
-         "server_enable_sleep_mode server_group_port server_args weight_transfer weight_transfer_dir",
+         "server_enable_sleep_mode server_group_port server_python server_args weight_transfer "
+         "weight_transfer_dir",
          f"set rollout_engine={' or '.join(SERVER_ENGINES)}"),
         (c.engines.server_host is None, "server_port", "set server_host too"),
     ]  # fmt: skip

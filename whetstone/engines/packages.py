@@ -47,9 +47,10 @@ def needed_packages(config: Config) -> Iterator[NeededPackage]:
             yield NeededPackage("trl", "trainer: trl", "pip install 'whetstone[trl]'", "trainer=whetstone")
     engine = config.rollout.rollout_engine
     traits = engine_traits(engine)
-    if traits.has_servers and not config.engines.addresses:
-        # A server that runs already, on this machine or another, needs no package here.
-        instead = "rollout_engine=native, or rollout_servers to a server that runs"
+    in_process = traits.can_colocate and config.rollout.vllm_mode == "colocate"
+    elsewhere = config.engines.addresses or (config.engines.server_python and not in_process)
+    if traits.has_servers and not elsewhere:
+        instead = "rollout_engine=native, rollout_servers to a server that runs, or server_python"
         yield NeededPackage(traits.package, f"rollout_engine: {engine}", traits.install or "", instead)
     if config.programs.sandbox_pool == "ray":
         yield NeededPackage("ray", "sandbox_pool: ray", "pip install ray", "sandbox_pool=local")

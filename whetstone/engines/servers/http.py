@@ -11,7 +11,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-HEALTH_TIMEOUT_S = 2.0
+HEALTH_TIMEOUT_S = 5.0  # SGLang samples a token for it, and looks for it once a second
 CONTROL_TIMEOUT_S = 60.0  # short requests
 PUSH_TIMEOUT_S = 1800.0  # a large model over a slow disk
 
@@ -42,6 +42,7 @@ class HttpClient:
             self._headers["Authorization"] = f"Bearer {key}"
         self._open: dict[HTTPConnection, int] = {}  # with the thread that waits for it
         self._lock = threading.Lock()
+        self.has_cancelled = False  # calls that the server may still be busy with
 
     def get(self, path: str, *, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
         return self._call("GET", path, None, timeout_s)
@@ -97,6 +98,7 @@ class HttpClient:
             connections = [connection for connection, owner in self._open.items() if thread in (None, owner)]
         for connection in connections:
             if (sock := connection.sock) is not None:
+                self.has_cancelled = True
                 with contextlib.suppress(OSError):  # it ended by itself in the meantime
                     sock.shutdown(socket.SHUT_RDWR)
 
@@ -111,7 +113,7 @@ def _parse(text: str) -> Any:
 def _message(text: str) -> str:
     """What an error answer says, in one line: OpenAI's form, FastAPI's, or plain text."""
     data = _parse(text)
-    for key in ("error", "message", "detail"):
+    for key in ("error", "message", "error_message", "detail"):
         if isinstance(data, dict) and key in data:
             data = data[key]
     return " ".join(str(data).split())[:300] or "without a word"

@@ -233,7 +233,8 @@ class ServerPool(EngineBase):
                 continue
             if isinstance(result, Unreachable | WrongWeights) and not jobs.is_closed:
                 self.num_retried += 1
-                self._set_down(handle, str(result))
+                if handle.generation == generation:  # else it is back already
+                    self._set_down(handle, str(result))
             if result is None or isinstance(result, Unreachable | WrongWeights):
                 jobs.put_back(job)
                 return

@@ -1,6 +1,8 @@
 """Settings that the servers of vLLM and SGLang derive from a configuration in the same way."""
 
 import importlib.util
+import shutil
+import sys
 from pathlib import Path
 
 from whetstone.config import Config
@@ -20,6 +22,18 @@ def require_package(package: str, setting: str) -> None:
             f"{setting} needs the package {package}: {ENGINE_TRAITS[package].install}, or name a server that "
             "runs elsewhere with rollout_servers=http://HOST:PORT."
         )
+
+
+def server_python(config: Config, package: str, setting: str) -> str:
+    """The interpreter that runs servers; in ours, the package must be installed."""
+    named = config.engines.server_python
+    if named is None:
+        require_package(package, setting)
+        return sys.executable
+    path = shutil.which(Path(named).expanduser())
+    if path is None:
+        raise UserError(f"server_python: {named} is no program: name the interpreter that has {package}.")
+    return str(Path(path).absolute())  # not resolved: it is a link in a virtual environment
 
 
 def max_slots(config: Config) -> int:

@@ -15,7 +15,6 @@ import importlib.util
 import itertools
 import json
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -197,9 +196,9 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 def command(config: Config, *, devices: str | None, host: str, port: int) -> ServerCommand:
     """The command line of `vllm serve`; `devices`: its own GPUs, or None where it uses the trainer's."""
-    settings.require_package("vllm", "Starting a vLLM server")
+    python = settings.server_python(config, "vllm", "Starting a vLLM server")
     on_gpu = choose_device(config.model.device).type == "cuda"
-    args = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model_folder(config)]
+    args = [python, "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model_folder(config)]
     args += ["--served-model-name", "policy", "--host", host, "--port", str(port)]
     args += ["--dtype", "bfloat16" if config.model.bf16 and on_gpu else "float32"]
     args += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
@@ -233,7 +232,8 @@ def command(config: Config, *, devices: str | None, host: str, port: int) -> Ser
 
 def transfer_backend(config: Config, *, alone: bool) -> str | None:
     """vLLM's own way for the weights: NCCL between GPUs, IPC on one GPU (NCCL can't have it twice)."""
-    if config.model.use_peft or config.engines.weight_transfer == "disk":
+    is_here = importlib.util.find_spec("vllm") is not None  # or only in the server's environment
+    if not is_here or config.model.use_peft or config.engines.weight_transfer == "disk":
         return None
     if config.engines.weight_transfer != "auto":
         return config.engines.weight_transfer
