@@ -155,8 +155,9 @@ def steps_with_checkpoint(folder: Path, parallel: ParallelConfig, ranks: Ranks, 
         "adam_epsilon": 1e-6,
         "lr_scheduler_type": "linear",
         "critic_learning_rate": 1e-3,
-        # Another kind of states than the checkpoint's: all of them are too small here for 8 bits.
-        "optim": "adamw_8bit" if ranks.world_size == 4 else "adamw_torch",
+        # Too small for 8 bits here: several ranks have float32 states that are parts of a larger memory, as
+        # on a GPU; one process resumes them as torch's.
+        "optim": "adamw_torch" if ranks.mesh is None else "adamw_8bit",
     }
     samples = make_samples(make_policy("smollm"))
     if ranks.mesh is None:
