@@ -45,7 +45,7 @@ def check_plan(config: Any, size: int, *, lora_dropout: float) -> None:
 
 
 def _plan(config: Any) -> dict[str, str]:
-    """Patterns of modules, and how each is split; without the embedding, which transformers 5.17 names if tied."""
+    """Patterns of modules and how each is split, without the tied embedding that transformers 5.17 adds."""
     plan = config.base_model_tp_plan or {}
     return {pattern: style for pattern, style in plan.items() if pattern != "embed_tokens"}
 
