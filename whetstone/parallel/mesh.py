@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from whetstone.config.sections import ParallelConfig
 from whetstone.errors import UserError
+from whetstone.parallel.local_ranks import SHARE_GPU, share_gpu, shares_gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +86,14 @@ def start(config: ParallelConfig, device_type: str) -> Iterator[Ranks]:
         yield SINGLE
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if device_type == "cuda":
+    if device_type == "cuda" and is_launched() and shares_gpu():
+        share_gpu()
+    elif device_type == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise UserError(
                 f"This host has {torch.cuda.device_count()} GPUs, and the launcher started a rank for number "
-                f"{local_rank + 1}: set --nproc_per_node to the number of GPUs."
+                f"{local_rank + 1}: set --nproc_per_node to the number of GPUs, or {SHARE_GPU}=1 to test "
+                "several ranks on one."
             )
         torch.cuda.set_device(local_rank)
     timeout = datetime.timedelta(seconds=config.collective_timeout_s)
