@@ -18,7 +18,7 @@ from whetstone.config import flatten, ineffective_settings, load, make_plan
 from whetstone.config.sections import Config, ModelConfig
 from whetstone.errors import UserError
 from whetstone.model.chat import Chat
-from whetstone.model.hub import base_and_adapter
+from whetstone.model.hub import base_and_adapter, load_tokenizer
 from whetstone.model.policy import Policy, load_policy
 from whetstone.rewards import custom
 from whetstone.run.folder import run_dir
@@ -443,7 +443,7 @@ def test_its_prompt_without_a_chat_template() -> None:
     config = load(None, words).config
     problem = make_task(config, "countdown", config.tasks.datasets["countdown"], "train").problem(0)
     given = problem.answer
-    assert Chat(None, config.model).prompt(problem) == (
+    assert Chat(load_tokenizer("pebble"), config.model).prompt(problem) == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n "
         f"Using the numbers {list(given['numbers'])}, create an equation that equals {given['target']}. "
         "You can use basic arithmetic operations (+, -, *, /) and each number can only be used once. Show "

@@ -132,6 +132,7 @@ VALUES: dict[str, list[Any]] = {
     "gradient_accumulation_steps": [2],
     "steps_per_generation": [2, 4],
     "max_prompt_length": [8, 40],
+    "filter_overlong_prompts": [True],
     "max_completion_length": [1, 2, 24],
     "temperature": [0.3, 0.7, 1.3],
     "top_p": [0.5, 0.9],

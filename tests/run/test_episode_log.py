@@ -34,6 +34,9 @@ class Characters:
     def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
         return "".join(map(chr, token_ids))
 
+    def turn(self, prompt: Sequence[int], token_ids: Sequence[int], *, keep_special: bool = False) -> str:
+        return self.decode(token_ids)
+
     def encode_observation(self, messages: Sequence[Message], max_tokens: int) -> tuple[int, ...]:
         return tuple(ord(c) for message in messages for c in message["content"])[:max_tokens]
 
