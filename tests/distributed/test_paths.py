@@ -5,6 +5,7 @@ number of ranks starts once and trains every run after the other, since starting
 `python -m tests.distributed.test_paths` prints the table of docs/lab/scale.md.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -32,6 +33,7 @@ BASE: Settings = {
     "save_steps": 2,
     "max_completion_length": 24,
     "eval_num_samples": 4,
+    "log_completions_steps": 1,
     "adam_epsilon": 1e-6,  # gradients that are only rounding must not become steps of full size
     "heartbeat_timeout_s": 120,
 }
@@ -146,6 +148,19 @@ def apart(one: Path, other: Path) -> tuple[float, float]:
     )
 
 
+def same_completions(one: Path, other: Path) -> float:
+    """The share of all steps' completions that are the same text."""
+    texts = [
+        [
+            json.loads(line)["completion"]
+            for step in range(1, BASE["max_steps"] + 1)
+            for line in (folder / "run" / "completions" / f"step_{step}.jsonl").read_text().splitlines()
+        ]
+        for folder in (one, other)
+    ]
+    return sum(mine == theirs for mine, theirs in zip(*texts, strict=True)) / len(texts[0])
+
+
 def everything(folder: Path, numbers: Iterable[int]) -> None:
     """All runs, by these numbers of ranks and by one process, and resumed."""
     write_tiny("qwen3_moe", folder / "qwen3_moe")
@@ -171,7 +186,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("num_ranks", "name"), [(number, name) for number in PATHS for name in PATHS[number]]
 )
 def test_ranks_train_what_one_process_does(folder: Path, num_ranks: int, name: str) -> None:
-    metrics, differs = apart(place(folder, name, num_ranks, False), place(folder, name, 1, False))
+    mine, alone = place(folder, name, num_ranks, False), place(folder, name, 1, False)
+    assert same_completions(mine, alone) >= (0.9 if name in LIMITS else 1.0)
+    metrics, differs = apart(mine, alone)
     assert metrics < LIMITS.get(name, 1e-3) and differs < LIMITS.get(name, 1e-4), (metrics, differs)
 
 
@@ -186,15 +203,18 @@ def test_a_checkpoint_is_resumed_by_any_number_of_ranks(folder: Path, num_ranks:
 
 def main(folder: Path) -> None:
     everything(folder, PATHS)
-    print(f"| {DEVICE.type}, ranks | path | metrics | weights |\n|---|---|---|---|")
+    print(f"| {DEVICE.type}, ranks | path | same completions | metrics | weights |\n|---|---|---|---|---|")
     for number, paths in PATHS.items():
         for name in paths:
-            found = apart(place(folder, name, number, False), place(folder, name, 1, False))
-            print(f"| {number} | {name} | {found[0]:.1e} | {found[1]:.1e} |")
+            pair = place(folder, name, number, False), place(folder, name, 1, False)
+            metrics, differs = apart(*pair)
+            print(f"| {number} | {name} | {same_completions(*pair):.1%} | {metrics:.1e} | {differs:.1e} |")
     for number, names in RESUMED.items():
         for name in names:
-            found = apart(place(folder, name, number, True), place(folder, name, 2, False))
-            print(f"| 2, resumed by {number} | {name} | {found[0]:.1e} | {found[1]:.1e} |")
+            pair = place(folder, name, number, True), place(folder, name, 2, False)
+            metrics, differs = apart(*pair)
+            same = same_completions(*pair)
+            print(f"| 2, resumed by {number} | {name} | {same:.1%} | {metrics:.1e} | {differs:.1e} |")
 
 
 if __name__ == "__main__":
