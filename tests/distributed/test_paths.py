@@ -23,6 +23,7 @@ from tests.environments import waiting
 from tests.support.models import write_tiny
 from tests.support.ranks import DEVICE
 from tests.support.runs import rows, run, weights
+from whetstone.files import atomic_write
 from whetstone.run.checkpoint import complete_checkpoints
 
 Settings = dict[str, Any]
@@ -93,10 +94,10 @@ def settings_of(name: str, folder: Path) -> Settings:
     return {**BASE, **given}
 
 
-def train_all(folder: Path, names: list[str], ports: list[int], num_ranks: int, resume: bool) -> None:
+def train_all(folder: Path, names: list[str], num_ranks: int, resume: bool) -> None:
     """What each rank does: the runs of these names, below `folder`/`num_ranks`."""
-    for name, port in zip(names, ports, strict=True):
-        os.environ["MASTER_PORT"] = str(port)
+    for name in names:
+        os.environ["MASTER_PORT"] = agreed_port(place(folder, name, num_ranks, resume).with_suffix(".port"))
         settings = settings_of(name, folder)
         if num_ranks == 1:
             settings |= {"tp_size": 1, "ddp_size": 1, "sequence_parallel": False}
@@ -108,14 +109,23 @@ def train_all(folder: Path, names: list[str], ports: list[int], num_ranks: int, 
             print(f"{num_ranks} ranks: {name}: {time.monotonic() - began:.1f} s", flush=True)
 
 
+def agreed_port(file: Path) -> str:
+    """A port that is free now: the first rank writes it to `file`."""
+    if int(os.environ["RANK"]) == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, str(free_port()))
+    while not file.exists():
+        time.sleep(0.01)
+    return file.read_text()
+
+
 def place(folder: Path, name: str, num_ranks: int, resume: bool) -> Path:
     return folder / ("resumed" if resume else "whole") / str(num_ranks) / name.replace(" ", "_")
 
 
 def start(folder: Path, names: Iterable[str], num_ranks: int, *, resume: bool = False) -> None:
     names = list(names)
-    ports = [free_port() for _ in names]
-    run_on(num_ranks, train_all, folder, names, ports, num_ranks, resume, timeout_s=60.0 + 60 * len(names))
+    run_on(num_ranks, train_all, folder, names, num_ranks, resume, timeout_s=60.0 + 60 * len(names))
 
 
 def cut(folder: Path, name: str, saved_by: int, num_ranks: int) -> None:
