@@ -66,7 +66,7 @@ PATHS: dict[int, dict[str, Settings]] = {
         "episodes": GUESS,
         "episodes, TP": {**GUESS, "tp_size": 2},
         "agents": {"agent": f"{AGENT}:twice", "max_turns": 3, "reward_funcs": f"[{AGENT}:spread]"},
-        "mixture of experts": {"model_name_or_path": "qwen3_moe"},
+        "mixture of experts": {"model_name_or_path": "qwen3_moe", "reward_funcs": f"[{AGENT}:spread]"},
     },
     4: {
         "FSDP2 on four": {},
@@ -84,7 +84,7 @@ RESUMED = {
     4: ["FSDP2", "TP", "LoRA", "critic of its own"],
 }
 # 8-bit states round by blocks of a rank's own part.
-LIMITS = {"offloaded states": 3e-2}
+LIMITS = {"offloaded states": 3e-3}
 
 
 def settings_of(name: str, folder: Path) -> Settings:
