@@ -59,29 +59,26 @@ class Request:
 def requests(environment: Mapping[str, str]) -> list[Request]:
     """All settings that accelerate hands over; those of a JSON file of DeepSpeed are the last."""
     names = ("mixed_precision", "dynamo_backend", "gradient_accumulation_steps", "gradient_clipping")
-    found = {name: environment.get(f"ACCELERATE_{name.upper()}", "none") for name in names}
-    found["use_megatron_lm"] = environment.get("ACCELERATE_USE_MEGATRON_LM", "false")
+    settings = {name: environment.get(f"ACCELERATE_{name.upper()}", "none") for name in names}
+    settings["use_megatron_lm"] = environment.get("ACCELERATE_USE_MEGATRON_LM", "none")
     for use, prefix, ours in (
         ("DEEPSPEED", "ACCELERATE_DEEPSPEED_", ""),
         ("FSDP", "FSDP_", "fsdp_"),
         ("PARALLELISM_CONFIG", "PARALLELISM_CONFIG_", "parallelism_config_"),
     ):
-        if environment.get(f"ACCELERATE_USE_{use}", "").lower() == "true":
-            given = {name: value for name, value in environment.items() if name.startswith(prefix)}
-            found |= {ours + name.removeprefix(prefix).lower(): value for name, value in given.items()}
-    file = Path(found.pop("config_file", "none"))
-    layers = {"accelerate": found} | ({} if str(file) == "none" else {file.name: dict(_read(file))})
-    return [
-        Request(name=name, value=value.lower(), origin=origin)
-        for origin, settings in layers.items()
-        for name, value in settings.items()
-    ]
+        for name, value in environment.items():
+            if name.startswith(prefix) and environment.get(f"ACCELERATE_USE_{use}", "").lower() == "true":
+                settings[ours + name.removeprefix(prefix).lower()] = value
+    file = Path(settings.pop("config_file", "none"))
+    rows = [("accelerate", *setting) for setting in settings.items()]
+    rows += [(file.name, *setting) for setting in (_read(file) if str(file) != "none" else ())]
+    return [Request(name=name, value=value.lower(), origin=origin) for origin, name, value in rows]
 
 
-def notes(asked: list[Request], flat: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+def notes(requested: list[Request], flat: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
     """One line for each outcome, with the settings that have it."""
     settings: dict[str, list[str]] = {}
-    for request in asked:
+    for request in requested:
         outcome = request.outcome(flat, origins)
         if outcome is not None:
             settings.setdefault(outcome, []).append(f"{request.name} {request.value} ({request.origin})")
