@@ -121,6 +121,8 @@ class GRPOTrainer:
         if isinstance(first, Mapping) and isinstance(first.get("prompt"), str):  # a text is the whole prompt
             arguments.update(apply_chat_template=False, prompt_template="{question}", chat_template=None)
         if (adapter := arguments.pop("peft_config", None)) is not None:
+            if isinstance(adapter, dict):
+                raise UserError("peft_config is a dict: give a peft.LoraConfig.")
             usual = vars(type(adapter)()) | {"r": None, "lora_alpha": None}  # ours are not peft's
             arguments["lora"] = {name: value for name, value in vars(adapter).items() if value != usual[name]}
         few = {"eval_num_samples": 0} if others.get("eval_dataset") is None else {}
@@ -213,6 +215,8 @@ def _plain(key: str, value: Any, folder: Path) -> Any:
     for number, row in enumerate(rows, 1):
         for name, cell in row.items():
             row[name] = json.loads(_json(f"{key}, row {number}, column {name}", cell, folder))
+    if not rows:
+        raise UserError(f"{key} has no rows: give some.")
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
     path = folder / "datasets" / f"rows_{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     atomic_write(path, text, many_writers=True)

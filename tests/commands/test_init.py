@@ -82,6 +82,28 @@ def test_rows_with_answers(
     assert not list(Path().glob("*.py"))
 
 
+def test_a_folder_is_evaluated_on_its_test_split(capsys: Any) -> None:
+    Path("sums").mkdir()
+    jsonl(SUMS[:8], Path("sums/train.jsonl"))
+    jsonl(SUMS[8:], Path("sums/test.jsonl"))
+    assert cli.run(["init", "sums"]) == 0
+    assert "8 rows of sums: 8 to train on; prompt from question" in capsys.readouterr().out
+    assert len(make_tasks(load("sums.yaml").config, "eval")["rows"]) == 4
+
+
+def test_completions_are_answers_and_system_messages_are_kept(capsys: Any) -> None:
+    rows = [{"prompt": f"What is {k} + {k}?", "completion": str(2 * k)} for k in range(1, 13)]
+    jsonl(rows, Path("plain.jsonl"))
+    jsonl([{"system": "Be brief.", **row} for row in rows], Path("system.jsonl"))
+    for name in ("plain", "system"):
+        assert cli.run(["init", f"{name}.jsonl"]) == 0
+        assert paid(capsys.readouterr().out)["gold"] == "1.00"
+        config = load(f"{name}.yaml").config
+        assert config.tasks.reward_funcs == ["accuracy"]
+        first = make_tasks(config, "train")["rows"].problem(0).messages[0]
+        assert first["content"].startswith("Be brief." if name == "system" else "Think first.")
+
+
 def test_rows_without_answers_get_a_reward_that_trains(capsys: Any) -> None:
     jsonl(POEMS, Path("poems.jsonl"))
     assert cli.run(["init", "poems.jsonl"]) == 0

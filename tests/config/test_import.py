@@ -152,7 +152,7 @@ def keys_of(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "file", [f for f in FILES if f.suffix in (".sh", ".yaml")], ids=lambda file: file.name
+    "file", [f for f in (*FILES, *OF_TRL) if f.suffix in (".sh", ".yaml")], ids=lambda file: file.name
 )
 def test_no_key_of_a_file_is_dropped(file: Path, tmp_path: Path) -> None:
     text = output_of(file, tmp_path).read_text(encoding="utf-8")
@@ -263,6 +263,17 @@ def test_values_without_a_counterpart_are_said(tmp_path: Path) -> None:
     assert any("remax" in reason and "rloo" in reason for reason in result.left)
 
 
+def test_settings_of_verl_that_have_our_names_are_taken(tmp_path: Path) -> None:
+    text = (
+        "actor_rollout_ref: {model: {path: m}, actor: {optim: {betas: [0.8, 0.95]}}}\n"
+        "data: {filter_overlong_prompts: true}\nalgorithm: {kl_ctrl: {type: adaptive}}"
+    )
+    result = imported(tmp_path, "verl.yaml", text)
+    ours = {"filter_overlong_prompts": True, "adam_beta1": 0.8, "adam_beta2": 0.95}
+    assert {key: result.settings().get(key) for key in ours} == ours
+    assert any("adaptive" in reason for reason in result.left)
+
+
 def test_the_kl_coefficient_of_verl_is_taken(tmp_path: Path) -> None:
     text = (
         "B=15\npython -m verl.main data.train_files=a data.val_files='[b,c]' actor_rollout_ref.model.path=m "
@@ -343,7 +354,8 @@ def test_a_script_of_trl(tmp_path: Path) -> None:
 group = 4
 dataset = load_dataset("trl-lib/DeepMath-103K", split="train")
 args = GRPOConfig(output_dir="o", num_generations=group, per_device_train_batch_size=group * 2, beta=0.04,
-    use_vllm=True, ddp_timeout=180000000, hub_strategy="end", repetition_penalty=1.1)
+    use_vllm=True, ddp_timeout=180000000, hub_strategy="end", repetition_penalty=1.1,
+    chat_template_kwargs={"enable_thinking": False}, lr_scheduler_kwargs=dict(min_lr_rate=0.1))
 trainer = GRPOTrainer("Qwen/Qwen3-0.6B", reward_funcs=accuracy_reward, args=args, train_dataset=dataset,
     peft_config=LoraConfig(r=8, lora_alpha=16, task_type="CAUSAL_LM"))
 GRPOConfig(beta=0.5)
@@ -352,12 +364,14 @@ GRPOConfig(beta=0.5)
     settings = result.settings()
     assert (result.project, settings["model_name_or_path"]) == ("trl", "Qwen/Qwen3-0.6B")
     assert (settings["num_generations"], settings["per_device_train_batch_size"]) == (4, 8)
+    assert settings["chat_template_kwargs"] == {"enable_thinking": False}
+    assert settings["lr_scheduler_kwargs"] == {"min_lr_rate": 0.1}
     assert settings["collective_timeout_s"] == 7 * 86_400 and settings["use_peft"] and settings["lora_r"] == 8
     # What TRL takes where a script says nothing.
     theirs = {"num_train_epochs": 3.0, "bf16": True, "importance_correction": "sequence_mask"}
     assert {key: settings[key] for key in theirs} == theirs and settings["vllm_mode"] == "colocate"
     left = json.dumps(result.left)
-    for key in ("hub_strategy", "repetition_penalty", "reward_funcs", "beta (line 8): 0.5"):
+    for key in ("hub_strategy", "repetition_penalty", "reward_funcs", "beta (line 9): 0.5"):
         assert key in left, key
 
 

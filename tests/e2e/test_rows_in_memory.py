@@ -109,6 +109,7 @@ def image() -> Dataset:
             lambda: {"train_dataset": Dataset.from_list(ROWS).to_iterable_dataset()},
             "^train_dataset is of type IterableDataset: give a list of dicts",
         ),
+        (lambda: {"train_dataset": []}, "^train_dataset has no rows"),
         (lambda: {"train_dataset": ["a", "b"]}, "^train_dataset is of type list: give a list of dicts"),
         (lambda: {"train_dataset": image()}, "^train_dataset, row 1, column photo: .*ImageFile can't go"),
         (

@@ -142,6 +142,9 @@ def test_check_has_exit_code_1_where_training_would_stop(capsys: pytest.CaptureF
     assert cli.run(["check", "quickstart", *settings, "max_completion_length=2"]) == 1
     shown = capsys.readouterr().out
     assert "problem  truncated" in shown and "<|assistant|>" in shown
+    assert "would be stopped" in shown
+    assert cli.run(["check", "quickstart", *settings, "max_completion_length=2", "preflight=warn"]) == 0
+    assert "Training would start." in capsys.readouterr().out
 
 
 def test_the_key_decides_whether_a_problem_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

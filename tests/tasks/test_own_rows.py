@@ -343,7 +343,9 @@ def test_a_bad_import_ends_the_run_before_the_model_is_loaded(
 # ---- questions, options, lengths ---------------------------------------------------------------------------
 
 
-def test_spelling_makes_no_other_question(tmp_path: Path):
+def test_spelling_makes_no_other_question(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+
     def written(name: str, texts: list[str]) -> str:
         path = tmp_path / name
         path.write_text("".join(json.dumps({"question": text, "answer": "1"}) + "\n" for text in texts))
@@ -354,6 +356,7 @@ def test_spelling_makes_no_other_question(tmp_path: Path):
     rows = {"path": written("a.jsonl", train), "eval_path": written("b.jsonl", test)}
     mixture = build_tasks(build({"datasets": {"rows": {"config": rows}}}), "train")
     assert {mixture.problem(i).question for i in range(len(mixture))} == set(train[4:])
+    assert "rows: 4 of 12 rows are evaluation problems too: left out." in caplog.text
     both = {"path": written("c.jsonl", train + [text.upper() for text in train]), "eval_fraction": 0.3}
     config = build({"datasets": {"rows": {"config": both}}})
     sides = [make_task(config, "rows", config.tasks.datasets["rows"], split) for split in ("train", "eval")]

@@ -91,6 +91,7 @@ RIGHT = [
     right("qa.csv", text(ROWS), SUM, "5"),
     right("qa.parquet", ROWS, SUM, "5"),
     right("data.json", json.dumps({"data": ROWS}), SUM, "5"),
+    right("lines.json", "".join(json.dumps(row) + "\n" for row in ROWS), SUM, "5"),
     right("columns.json", json.dumps({"question": [SUM, OTHER], "answer": [5, 6]}), SUM, "5"),
     right("semicolons.csv", text(ROWS, ";"), SUM, "5"),
     right("tabs.csv", text(ROWS, "\t"), SUM, "5"),
@@ -184,6 +185,13 @@ RIGHT = [
         "5",
         note="prompt from instruction + input, answer from output",
     ),
+    right(
+        "dolly.jsonl",
+        [{"instruction": "Add.", "context": "2 and 3", "response": "5", "category": "qa"}],
+        "Add.\n\n2 and 3",
+        "5",
+        note="prompt from instruction + context, answer from response (numbers); not used: category",
+    ),
     right("alpaca_without_input.csv", text([{"instruction": SUM, "input": "", "output": "5"}]), SUM, "5"),
     right(
         "system.jsonl",
@@ -229,6 +237,15 @@ RIGHT = [
         "letter",
         note="options from A + B + C",
     ),
+    right(
+        "lower.csv",
+        text([{"question": SUM, **{key.lower(): value for key, value in FOUR.items()}, "answer": "b"}]),
+        CHOICES,
+        "B",
+        "letter",
+        note="options from a + b + c",
+    ),
+    right("quantities.csv", text([{"question": SUM, "a": 2, "b": 3, "answer": 5}]), SUM, "5"),
     right(
         "option_columns.csv",
         text([{"question": SUM, "opa": 4, "opb": 5, "opc": 6, "answer": "1"}]),
@@ -392,6 +409,18 @@ RIGHT = [
         solution="5",
     ),
     right(
+        "sft_kto.jsonl",
+        [
+            {"prompt": SUM, "completion": "It is 5.", "label": True},
+            {"prompt": OTHER, "completion": "Who knows.", "label": False},
+        ],
+        SUM,
+        None,
+        "none",
+        solution="It is 5.",
+        note="1 to train on, 1 left out (rated bad, or empty); prompt from prompt, rating from label",
+    ),
+    right(
         "sft_gsm8k.jsonl",
         [{"question": SUM, "answer": "2+3=<<2+3=5>>5\n#### 5"}],
         SUM,
@@ -437,6 +466,10 @@ BROKEN = [  # name of the file, rows, settings, what the sentence says
         "",
         r"row 1 .*list of texts",
     ),
+    ("kto.jsonl", [{"prompt": SUM, "completion": "4", "label": False}], "", r"preferences.*whet sft"),
+    ("accepted.jsonl", [{"question": SUM, "answer": ["5", "five"]}], "", r"row 1 .*answer_column=answer\.0"),
+    ("pandas.json", json.dumps({"question": {"0": SUM}}), "", r"one object.*orient='records'"),
+    ("indented.jsonl", json.dumps(ROWS[0], indent=2), "", r"line 1: .*write one object per line"),
     ("preferences.jsonl", [{"prompt": SUM, "chosen": "5", "rejected": "4"}], "", r"preferences.*whet sft"),
     (
         "picture.jsonl",

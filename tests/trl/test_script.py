@@ -153,10 +153,14 @@ def test_unknown_arguments_and_objects_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"'group_size' \(argument, did you mean 'num_generations'\?\)"):
         whetstone.GRPOConfig("out", group_size=4)
+    with pytest.raises(UserError, match=r"^peft_config is a dict: give a peft\.LoraConfig"):
+        whetstone.GRPOTrainer("pebble", "accuracy", train_dataset=ROWS, peft_config={"r": 8})
     with pytest.raises(UserError, match="args: import GRPOConfig from whetstone"):
         whetstone.GRPOTrainer("pebble", args=trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True))
     with pytest.raises(UserError, match=r"^train_dataset is of type DataFrame"):
         whetstone.GRPOTrainer("pebble", train_dataset=pandas.DataFrame(TEXTS)).train()
+    with pytest.raises(UserError, match=r"^No task is given: .*train_dataset"):
+        whetstone.GRPOTrainer("pebble", "accuracy", whetstone.GRPOConfig(str(tmp_path))).train()
     model = AutoModelForCausalLM.from_pretrained(resolve("pebble"))
     with pytest.raises(UserError, match=r"^model: LlamaForCausalLM can't go into a file: .* a name"):
         whetstone.GRPOTrainer(model, "accuracy", train_dataset=ROWS).train()

@@ -55,22 +55,23 @@ def check_training(loaded: "LoadedConfig", args: argparse.Namespace) -> int:
     from whetstone.run.check import check
 
     result, is_main = check(loaded)
+    stops = result.stops and loaded.config.run.preflight == "stop"
     if is_main and args.json:
         print(json.dumps(result.as_dict(), ensure_ascii=False))
     elif is_main:
-        print_preflight(result)
-    return int(result.stops)
+        print_preflight(result, stops)
+    return int(stops)
 
 
-def print_preflight(result: "Preflight") -> None:
+def print_preflight(result: "Preflight", stops: bool) -> None:
     """A line for each finding, and the prompt as the model sees it."""
     for finding in result.findings:
         print_finding(finding)
     console = rich.get_console()
     console.print(Text(f"\nThe prompt of {result.problem}:"), soft_wrap=True)
     console.print(Text(escape_controls(result.prompt)), soft_wrap=True)
-    verdict = "Training would be stopped." if result.stops else "Training would start."
-    console.print(Text(f"\n{verdict}", style=STYLES[Status.PROBLEM if result.stops else Status.OK]))
+    verdict = "Training would be stopped." if stops else "Training would start."
+    console.print(Text(f"\n{verdict}", style=STYLES[Status.PROBLEM if stops else Status.OK]))
 
 
 def check_rewards(loaded: "LoadedConfig", args: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from whetstone.tasks import check_rewards, code, registry, row_reader, rows
+    from whetstone.tasks import check_rewards, code, registry, row_files, row_reader, rows
 
     data, arguments = source_and_settings(args)
     if data is None:
@@ -45,15 +45,19 @@ def run(args: argparse.Namespace) -> None:
         if Path(path).exists():
             raise UserError(f"{path} is there already: remove it, or choose another name by run_name=NAME.")
     source = "path" if Path(data).exists() or Path(data).suffix else "dataset"
-    settings = {source: data, "eval_fraction": 0.1, **settings}
-    columns = row_reader.Reader(rows.read(settings, "train", "rows"), {}, data).columns
+    own = [split for split in ("test", "validation") if split in row_files.splits_of(Path(data))]
+    settings = {source: data, **({"eval_split": own[0]} if own else {"eval_fraction": 0.1}), **settings}
+    reader = row_reader.Reader(rows.read(settings, "train", "rows"), settings, data)
+    columns = reader.columns
     is_code = {"tests", *code.PYTHON_TESTS} & set(columns) and set(code.STATEMENT_COLUMNS) & set(columns)
     kind = "code" if is_code else "countdown" if {"nums", "target"} <= set(columns) else "rows"
     entry: dict[str, Any] = {"datasets": {kind: {"config": settings}}}
     config = build({**entry, "reward_funcs": ["own:reward"]})  # never called: any will do
-    task = registry.make_tasks(config, "train")[kind]
-    is_rated = len(task) > 0 and getattr(task, "match", "") != "none"
-    entry |= {"developer_prompt": _PROMPT} if kind == "rows" and is_rated else {}
+    len(registry.make_tasks(config, "train")[kind])  # complains before anything is written
+    examples = reader.read(imitates=False, compares_completions=True) if kind == "rows" else []
+    is_rated = kind != "rows" or any(example.answer is not None for example in examples)
+    has_system = any(example.messages[0]["role"] == "system" for example in examples)
+    entry |= {"developer_prompt": _PROMPT} if examples and is_rated and not has_system else {}
     text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=110)
     values = {"name": name, "rows": text, "reward": "accuracy" if is_rated else f"{stub}:reward"}
     values["columns"] = row_reader.list_columns(columns)

@@ -14,7 +14,7 @@ from operator import add, floordiv, mod, mul, sub, truediv
 from pathlib import Path
 from typing import Any
 
-from whetstone.config.aliases import REFUSED
+from whetstone.config.data_keys import SETTINGS as DATA_KEYS
 from whetstone.config.load import SECTION_OF, build, flatten
 from whetstone.config.overrides import parse_overrides
 from whetstone.config.sections import Config
@@ -181,14 +181,15 @@ class Imported:
         except (UserError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             self.left[str(error).rstrip(".")].append(origin)
             return True
-        for key in flat:
-            if key in settings or flat[key] != before.get(key):
-                is_shown = theirs != flat[key] and isinstance(theirs, str | int | float) and key != "datasets"
-                self.origins.setdefault(key, []).append(f"{origin}: {theirs}" if is_shown else origin)
+        changed = {"datasets"} if settings.keys() & DATA_KEYS.keys() else set()
+        for key in changed | {key for key in flat if key in settings or flat[key] != before.get(key)}:
+            is_shown = isinstance(theirs, str | int | float) and key != "datasets" and theirs != flat[key]
+            self.origins.setdefault(key, []).append(f"{origin}: {theirs}" if is_shown else origin)
+            changed.add(key)
         while self._translation.complaints.refused:
             self.left[self._translation.complaints.refused.pop()[2]].append(origin)
             return True
-        return not REFUSED.keys() >= settings.keys()
+        return bool(changed) or origin in self._translation.idle
 
 
 def import_file(path: Path, project: str | None = None) -> Imported:
@@ -240,7 +241,7 @@ def _calls(cells: list[str]) -> dict[str, Any]:
             arguments = dict(zip((*_POSITIONS.get(call, ()), *unnamed), node.args, strict=False))
             arguments |= {word.arg or f"**{ast.unparse(word.value)}": word.value for word in node.keywords}
             for key, argument in arguments.items():
-                value = _value(argument, names)
+                value = Unread(key) if key.startswith("**") else _value(argument, names)
                 if collected.setdefault(f"{call}.{key}", value) != value:
                     collected[f"{call}, {key} (line {node.lineno})"] = value
     return collected
@@ -265,6 +266,9 @@ def _evaluate(node: ast.AST, names: dict[str, Any]) -> Any:
             return [_evaluate(entry, names) for entry in entries]
         case ast.Subscript(value=value, slice=index):
             return _evaluate(value, names)[_evaluate(index, names)]
+        case ast.Dict(keys=keys, values=entries):
+            pairs = zip((key or ast.Pass() for key in keys), entries, strict=True)  # no key: **others
+            return {_evaluate(key, names): _evaluate(entry, names) for key, entry in pairs}
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_evaluate(operand, names)
         case ast.IfExp(test=test, body=body, orelse=other):
@@ -275,7 +279,7 @@ def _evaluate(node: ast.AST, names: dict[str, Any]) -> Any:
                 value = _SIGNS[type(op)](*numbers)
                 is_whole = all(isinstance(number, int) for number in numbers) and value == int(value)
                 return int(value) if is_whole else value
-        case ast.Call(func=function, keywords=keywords) if ast.unparse(function) == "SamplingParams":
+        case ast.Call(func=ast.Name("SamplingParams" | "dict"), args=[], keywords=keywords):
             return {str(keyword.arg): _value(keyword.value, names) for keyword in keywords}
     raise ValueError("not a value that is written out")
 

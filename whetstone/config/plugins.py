@@ -4,12 +4,14 @@ Paths are relative to the working directory. It and the file's own folder can be
 """
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -107,6 +109,17 @@ def describe_error(error: BaseException, function: Any = None) -> str:
             line = f" ({Path(filename).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return f"{text}{line}"
+
+
+@contextlib.contextmanager
+def users_code(failed: str) -> Iterator[None]:
+    """Inside, whatever code of the user's raises becomes a sentence that begins with `failed`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{failed}: {describe_error(error)}.") from error
 
 
 def awaited(value: Any) -> Any:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_type_hints
 
-from whetstone.config.plugins import describe_error, is_plugin, load_object
+from whetstone.config.plugins import is_plugin, load_object, users_code
 from whetstone.environments.builtin_tools import TOOLS, PythonTool
 from whetstone.environments.tools import tool_schema
 from whetstone.errors import UserError, did_you_mean
@@ -73,13 +73,9 @@ def tool_schemas(specs: Sequence[str]) -> tuple[dict[str, Any], ...]:
     """What chat templates are told about the entries of `tools`; refuses what can't be described."""
     schemas: dict[str, dict[str, Any]] = {}
     for spec in specs:
-        try:
+        with users_code(f"tools names '{spec}', which can't be used"):
             tools = make_tools([load_tool(spec)], {})
             own = {name: tool_schema(tool) for name, tool in tools.items()}
-        except UserError:
-            raise
-        except Exception as error:  # the user's own code
-            raise UserError(f"tools names '{spec}', which can't be used: {describe_error(error)}.") from error
         twice = next((name for name in own if name in schemas), None)
         if not own or twice is not None:
             reason = f"the tool {twice} twice" if own else f"'{spec}', a class without public methods"

@@ -13,7 +13,7 @@ from typing import Any
 
 from whetstone import seeds
 from whetstone.config import Config, flatten
-from whetstone.config.plugins import describe_error, load_object
+from whetstone.config.plugins import load_object, users_code
 from whetstone.endpoint.choice import ChatCodec
 from whetstone.engines.base import Engine, Request, SamplingParams
 from whetstone.errors import UserError
@@ -60,12 +60,8 @@ class RolloutFunction:
             for _ in range(num_samples)
         ]
         self._trainer.begin(engine, sampling, seed_parts, num_samples)
-        try:
+        with users_code(f"rollout_func {self.spec} failed"):
             output = self.function(prompts, self._trainer)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"rollout_func {self.spec} failed: {describe_error(error)}.") from error
         columns = self._check(output, len(prompts))
         for index in range(len(prompts)):
             yield self._read(output, columns[index], index, num_samples, codec, max_length)

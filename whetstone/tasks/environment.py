@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from whetstone.config import Config, TaskSpec
-from whetstone.config.plugins import describe_error
+from whetstone.config.plugins import users_code
 from whetstone.environments.adapter import open_episode, open_problem
 from whetstone.environments.games import GAMES
-from whetstone.errors import UserError
 from whetstone.seeds import seed
 from whetstone.tasks.base import Task
 from whetstone.types import Problem, TaskScore
@@ -27,14 +26,8 @@ class EnvironmentTask(Task):
         super().__init__(config, name, spec, split, shared)
         if "split" in self.default_settings:  # a game whose secrets would be the same in both
             self.settings = {"split": split, **self.settings}
-        try:
+        with users_code(f"The environment of {name} could not be constructed"):
             self._episode = open_episode(type(self).factory, self.settings)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"The environment of {name} could not be constructed: {describe_error(error)}."
-            ) from error
 
     @classmethod
     def environments(cls, spec: TaskSpec) -> tuple[str, ...]:
@@ -42,14 +35,8 @@ class EnvironmentTask(Task):
 
     def problem(self, index: int) -> Problem:
         number = seed(self.seed, index) >> 32  # 31 bits: numpy takes no more than 32
-        try:
+        with users_code(f"The environment of {self.name} could not be reset"):
             opening, messages = open_problem(self._episode, number, {})
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"The environment of {self.name} could not be reset: {describe_error(error)}."
-            ) from error
         answer = {"seed": number, "settings": self.settings}
         problem = self.make_problem(index, opening, answer, tuple(messages))
         return replace(

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from whetstone.config import Config, TaskSpec
-from whetstone.config.plugins import describe_error
+from whetstone.config.plugins import users_code
 from whetstone.environments.adapter import GymEpisode, ToolEpisode, open_episode, open_problem
 from whetstone.environments.table import factory_of, is_known
 from whetstone.errors import UserError
@@ -55,14 +55,8 @@ class EnvironmentRowsTask(rows.RowTask):
     @cached_property
     def _episodes(self) -> dict[str | None, GymEpisode | ToolEpisode]:
         settings = self.settings.get("settings") or {}
-        try:
+        with users_code(f"The environment of {self.name} could not be constructed"):
             return {key: open_episode(factory_of(f), settings) for key, f in self._factories.items()}
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"The environment of {self.name} could not be constructed: {describe_error(error)}."
-            ) from error
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
@@ -78,9 +72,7 @@ class EnvironmentRowsTask(rows.RowTask):
                     f"{', '.join(map(str, self._factories))}."
                 )
             messages = read_messages(cell(row, column), column, where)
-            plain = {
-                name: value for name, value in row.items() if None in self._factories or name != SELECTOR
-            }
+            plain = {name: value for name, value in row.items() if key is None or name != SELECTOR}
             usable.append({"messages": messages, "key": key, "row": _plain_row(plain, where)})
         return self._own_side(usable, [json.dumps(entry["row"], sort_keys=True) for entry in usable])
 
@@ -88,15 +80,8 @@ class EnvironmentRowsTask(rows.RowTask):
         entry = {"messages": (), "key": None, "row": {}} if self.generated else self._rows[index]
         number, row = seed(self.seed, index) >> 32, entry["row"]  # numpy takes at most 32 bits
         episode = self._episodes[entry["key"]]
-        try:
+        with users_code(f"The environment of {self.name} could not be reset with the row of problem {index}"):
             opening, own_messages = open_problem(episode, number, row)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"The environment of {self.name} could not be reset with the row of problem {index}: "
-                f"{describe_error(error)}."
-            ) from error
         *before, last = own_messages or entry["messages"] or ({"role": "user", "content": ""},)
         messages = (*before, {**last, "content": last["content"] + opening})
         if not messages[-1]["content"]:

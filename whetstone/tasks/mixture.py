@@ -81,6 +81,8 @@ class Mixture:
     def _allowed_rows(self, task: Task, fits: Fits | None) -> list[int]:
         rows = range(len(task))
         allowed = [i for i in rows if not self._avoid or task.problem(i).identity not in self._avoid]
+        if (both := len(rows) - len(allowed)) > 0:
+            logger.info(f"{task.name}: {both:,} of {len(rows):,} rows are evaluation problems too: left out.")
         fitting = [i for i in allowed if fits is None or fits(task.problem(i))]
         if len(fitting) < len(allowed):
             part = f"{len(allowed) - len(fitting):,} of {len(allowed):,} prompts"

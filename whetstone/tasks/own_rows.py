@@ -65,8 +65,8 @@ class RowsTask(rows.RowTask):
         needs_answers = "accuracy" in self.config.tasks.reward_funcs and not self._has_own_function
         if needs_answers if match == "none" else not truths:
             remedy = f"set answer_column to one of its columns ({list_columns(self._reader.columns)})"
-            if {"chosen", "rejected"} <= {*self._reader.columns}:
-                remedy = "these are preferences: train on the chosen answers by `whet sft`"
+            if {"chosen", "rejected"} <= {*self._reader.columns} or "rating" in self._reader.roles:
+                remedy = "these are preferences: train on the good answers by `whet sft`"
             remedy = "leave match out" if truths else remedy
             raise UserError(
                 f"{self._where} has no answers to compare, so accuracy can't be paid: {remedy}, or pay by a "
@@ -79,6 +79,7 @@ class RowsTask(rows.RowTask):
         examples = self._examples
         if self._imitates:
             examples = [e for e in examples if e.solution is not None or e.answer is not None]
+            self.why_left_out = "rated bad, or empty" if "rating" in self._reader.roles else self.why_left_out
         elif self.match != "none":
             examples = [e for e in examples if e.answer is not None]
         if not examples:

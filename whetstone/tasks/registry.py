@@ -3,6 +3,7 @@
 A label after a slash (`math/gsm8k`, `my_task.py:MyTask/hard`) separates entries of the same task.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whetstone.config import Config, TaskSpec
-from whetstone.config.plugins import describe_error, is_plugin, load_object
+from whetstone.config.plugins import is_plugin, load_object, users_code
 from whetstone.environments.table import factory_of, is_named
 from whetstone.errors import UserError, did_you_mean
 from whetstone.tasks import gym, gym_levels, rows
@@ -120,19 +121,16 @@ def make_task(config: Config, name: str, spec: TaskSpec, split: str) -> Task:
             f"The task {name} has no curriculum, which only tasks of reasoning-gym have: leave `curriculum` "
             "out of its entry in datasets. `whet tasks` says at its end which tasks have one."
         )
-    try:
+    failed = f"The task {name} could not be constructed"
+    with users_code(failed) if is_plugin(name) else contextlib.nullcontext():
         return kind(config, name, spec, split, _is_shared(config, spec, split))
-    except Exception as error:
-        if isinstance(error, UserError) or not is_plugin(name):
-            raise
-        raise UserError(f"The task {name} could not be constructed: {describe_error(error)}.") from error
 
 
 def make_tasks(config: Config, split: str, *, isolated: bool | None = None) -> dict[str, Task]:
     """The tasks of one split without those of weight 0; `isolated`: only those scored in isolation."""
     specs = task_specs(config, split)
     if not specs:
-        raise UserError("No task is given: set datasets={chain_sum: {weight: 1.0}}; `whet tasks` lists all.")
+        raise UserError("No task is given: set datasets (see `whet tasks`), data_path or train_dataset.")
     used = {name: spec for name, spec in specs.items() if spec.weight > 0}
     if not used:
         raise UserError(f"All tasks ({', '.join(specs)}) have weight 0: give at least one a positive weight.")

@@ -119,13 +119,16 @@ def _parse(text: bytes, where: str) -> Any:
     except RecursionError:
         raise ValueError(f"{where}it is nested too deeply") from None
     except ValueError as error:  # no JSON, or a number of thousands of digits
-        raise ValueError(f"{where}{error}") from None
+        raise ValueError(f"{where}{error}{where and ' (write one object per line)'}") from None
 
 
 def _read_json(path: Path) -> list[Row]:
     if path.stat().st_size > _LARGEST_JSON:
         raise ValueError(f"it is larger than {_LARGEST_JSON >> 30} GB: write JSONL or parquet instead")
-    data = _parse(path.read_bytes(), "")
+    first, _, rest = (text := path.read_bytes()).partition(b"\n")
+    if first.startswith(b"{") and first.rstrip().endswith(b"}") and rest.strip():
+        return _read_jsonl(path)
+    data = _parse(text, "")
     if isinstance(data, dict):  # {"data": [...]}, or a list under any one name, or columns
         lists = [value for value in data.values() if isinstance(value, list)]
         if len(lists) == 1 and all(isinstance(row, dict) for row in lists[0]):
@@ -134,7 +137,7 @@ def _read_json(path: Path) -> list[Row]:
             return lists[0]
         if lists and len(lists) == len(data) and len({len(values) for values in lists}) == 1:
             return [dict(zip(data, values, strict=True)) for values in zip(*lists, strict=True)]
-        raise ValueError("it holds one object, not a list of rows")
+        raise ValueError("it holds one object, not a list of rows (pandas: orient='records')")
     if not isinstance(data, list):
         raise ValueError(f"it holds a {type(data).__name__}, not a list of rows")
     return data
@@ -211,29 +214,26 @@ def read_folder(folder: Path, split: str, task: str) -> list[Row]:
 
 
 def _files_of_split(folder: Path, split: str, task: str) -> list[Path]:
-    folders = [folder, folder / "data"]  # a hub repository keeps its files in the second
-    files = sorted(
-        path
-        for source in folders
-        if source.is_dir()
-        for path in source.iterdir()
-        if path.suffix.lower() in SUFFIXES and path.name not in _NOT_DATA and path.is_file()
-    )
-    if not files:
+    splits = splits_of(folder)
+    if not splits:
         raise UserError(
             f"The task {task} names the folder {short_repr(folder)}, which holds no data file (none that "
             f"ends in {', '.join(SUFFIXES)}): give a file, or a folder saved by `datasets`."
         )
+    named = {name: paths for name, paths in splits.items() if name} or {"train": splits.get("", [])}
+    if _usual(split) in named:
+        return named[_usual(split)]
+    raise _no_split(folder, split, named, task)
+
+
+def splits_of(folder: Path) -> dict[str, list[Path]]:
+    """The data files of a folder by their split, which is empty where the name of a file tells none."""
     splits: dict[str, list[Path]] = {}
-    for path in files:
-        splits.setdefault(_split_of(path), []).append(path)
-    named = {name: paths for name, paths in splits.items() if name}
-    wanted_split = _usual(split)
-    if wanted_split in named:
-        return named[wanted_split]
-    if not named and wanted_split == "train":
-        return files
-    raise _no_split(folder, split, named or ["train"], task)
+    for source in (folder, folder / "data"):  # a hub repository keeps its files in the second
+        for path in sorted(source.iterdir()) if source.is_dir() else ():
+            if path.suffix.lower() in SUFFIXES and path.name not in _NOT_DATA and path.is_file():
+                splits.setdefault(_split_of(path), []).append(path)
+    return splits
 
 
 def _usual(split: str) -> str:

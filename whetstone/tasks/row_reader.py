@@ -25,7 +25,7 @@ ANSWER_COLUMNS = (
 )
 COMPLETION_COLUMNS = ("completion", "response", "output")
 SOLUTION_COLUMNS = ("completion", "solution", "response", "output", "chosen")
-_OPTION_COLUMN = re.compile(r"[A-J]|(?i:(?:option|choice)_?[a-j]|op[a-d])")
+_OPTION_COLUMN = re.compile(r"(?i:(?:(?:option|choice)_?)?[a-j]|op[a-d])")
 _ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 _KEPT_FIELDS = ("tool_call_id", "name", "reasoning_content", "thinking")
 _FIELDS = {"role", "content", "from", "value", "tool_calls", *_KEPT_FIELDS}
@@ -60,7 +60,7 @@ class Reader:
     def find(self, setting: str, usual: Iterable[str], *, alias: str = "", is_needed: bool = False) -> str:
         """The column of a setting (or its alias), or the first usual one that a row fills; empty: none."""
         wanted = self.settings.get(setting) or self.settings.get(alias)
-        column = next(filter(None, map(self._filled, (wanted,) if wanted else usual)), "")
+        column = self._first((wanted,) if wanted else usual)
         if column:
             self.roles[setting.removesuffix("_column")] = (column,)
         elif wanted or is_needed:
@@ -68,9 +68,12 @@ class Reader:
             remedy = remedy if self.columns else "write one object with named columns per row"
             if {"nums", "target"} <= {*self.columns} and setting == "prompt_column":
                 remedy += "; the task countdown writes prompts for such rows, datasets={countdown: {}}"
-            name = f"'{wanted}'" if wanted else " or ".join(usual)
+            name = f"'{wanted}'" if wanted else " or ".join(dict.fromkeys(usual))
             raise UserError(f"{self.where} has no filled column {name}: {remedy}.")
         return column
+
+    def _first(self, names: Iterable[str]) -> str:
+        return next(filter(None, map(self._filled, names)), "")
 
     def _filled(self, name: str) -> str:
         """The column of that name, in any case or nested, if any row fills it; otherwise empty."""
@@ -99,6 +102,8 @@ class Reader:
         self._choices = self._choose_options()
         self._tools = self.find("tools_column", ("tools",))
         usual = (*ANSWER_COLUMNS, *(COMPLETION_COLUMNS if compares_completions else ()))
+        if all(isinstance(row.get("label"), bool) for row in self.rows) and self._first(COMPLETION_COLUMNS):
+            self.roles["rating"], usual = ("label",), ()  # KTO's, of the completion: it is no answer
         used, self._answer = set().union(*self.roles.values()), ""
         if self.settings.get("match") != "none":
             self._answer = self.find("answer_column", [name for name in usual if name not in used])
@@ -121,14 +126,17 @@ class Reader:
         if any(_chat_objects(row.get("chosen")) for row in self.rows):
             usual = (*usual, "chosen")  # preferences of which both answers begin with the prompt
         column = self.find("prompt_column", usual, alias="question_column", is_needed=True)
-        if column == "instruction" and self._filled("input"):  # Alpaca's
-            self.roles["prompt"] = (column, "input")
+        if column == "instruction" and (more := self._first(("input", "context"))):  # Alpaca's, Dolly's
+            self.roles["prompt"] = (column, more)
         return column
 
     def _choose_options(self) -> tuple[str, ...]:
         """The column that holds all options of a question, or the columns that hold one each."""
         column = self.find("choices_column", ("choices", "options"))
         names = sorted(filter(_OPTION_COLUMN.fullmatch, self.columns), key=lambda name: name[-1].upper())
+        answer = self.settings.get("answer_column") or self._first(ANSWER_COLUMNS)
+        if "a" in names and not all(letter_of(str(cell(row, answer) or "a")) for row in self.rows):
+            names = []  # quantities
         letters = "".join(name[-1].upper() for name in names)
         is_complete = letters[:2] == "AB" and ascii_uppercase.startswith(letters)
         options = (column,) if column else tuple(names if is_complete else ())
@@ -175,7 +183,7 @@ class Reader:
     def _solution(self, row: Row, turns: list[dict[str, Any]], where: str) -> tuple[Messages, Any]:
         """The prompt and the assistant's message: its last one, a column's, or an answer with its working."""
         messages = without_solution(turns)
-        if not self._imitates:
+        if not self._imitates or ("rating" in self.roles and not row["label"]):
             return messages, None
         if len(messages) < len(turns) and not self.settings.get("solution_column"):
             self.roles.setdefault("solution", self.roles["prompt"])
@@ -201,7 +209,8 @@ class Reader:
             return None if is_missing(value) else final_answer(str(value).strip()) or None
         if self._imitates:
             return None
-        remedy = f"name a field (answer_column={self._answer}.FIELD), or set match=none and reward_funcs"
+        field = "0" if isinstance(value, list) else "FIELD"
+        remedy = f"name a field (answer_column={self._answer}.{field}), or set match=none and reward_funcs"
         raise _bad_cell(where, value, self._answer, remedy)
 
     def _options(self, row: Row, where: str) -> dict[str, str]:
