@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast torture test-slow test-gpu test-vllm test-sglang test-llama test-browser test-hosts fuzz lint check wheel clean
+.PHONY: help train test test-fast torture test-slow test-gpu test-ranks test-vllm test-sglang test-llama test-browser test-hosts fuzz lint check wheel clean
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -62,6 +62,11 @@ test-llama: $(VENV)/.installed-dev ## GGUF files in the real llama.cpp (the whee
 test-browser: $(VENV)/.installed-dev ## the page of whet watch in Chromium (chromium, chromedriver)
 	@$(BIN)/python -m pip install -q "selenium>=4.20,<5"
 	@$(BIN)/python -m pytest -m browser tests/watch $(ARGS)
+
+# WHETSTONE_TEST_DEVICE=cpu runs the same over gloo.
+test-ranks: $(VENV)/.installed-dev ## runs by 2 and 4 ranks beside one process: NCCL on one GPU, or gloo on CPUs
+	@WHETSTONE_TEST_DEVICE=$${WHETSTONE_TEST_DEVICE:-$$($(BIN)/python -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')} \
+	  $(BIN)/python -m pytest -m ranks tests/distributed $(ARGS)
 
 test-hosts: $(VENV)/.installed-dev ## two hosts on one machine, a cable that is pulled (root, iproute2)
 	@$(BIN)/python -m pytest -m hosts $(ARGS)

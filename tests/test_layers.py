@@ -45,8 +45,8 @@ MAY_IMPORT: dict[str, str] = {
     "report export",
     "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
     "api": "errors files config engines inference report rewards run export train",
-    "commands": "errors types seeds files terminal config sandbox environments tasks model engines cost "
-    "rollout update evaluation run inference serving diagnosis report watch export train",
+    "commands": "errors types seeds files terminal config sandbox environments tasks parallel model engines "
+    "cost rollout update evaluation run inference serving diagnosis report watch export train",
     "__main__": "errors terminal commands",
 }
 # Rule 2.

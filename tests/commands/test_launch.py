@@ -1,4 +1,4 @@
-"""The command line of `whet launch`; whole runs on a real Ray where there is one (marked slow), the rollout
+"""The command line of `whet launch`; whole runs by torchrun and on a real Ray (marked slow), the rollout
 servers played by our own small server that speaks SGLang's interface and samples from a real model. The same
 with a real vLLM: tests/vllm/test_launch_ray.py.
 """
@@ -8,6 +8,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from whetstone.commands.parser import CommandParser
 from whetstone.config import load
 from whetstone.errors import UserError
 from whetstone.model.hub import resolve
+from whetstone.parallel import local_ranks
 
 SETTINGS = {"max_steps": 4, "save_steps": 10, "max_completion_length": 16, "eval_num_samples": 0}
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install ray")
@@ -42,10 +45,51 @@ def test_flags_and_what_is_launched():
     assert found.bundles == [{"CPU": 1.0, "GPU": 1.0}] * 2 + [{"CPU": 1.0, "GPU": 2}] * 3
 
 
+def test_without_ray_ranks_are_started_on_this_machine(monkeypatch):
+    started = []
+    monkeypatch.setattr(local_ranks, "torchrun", lambda *args: started.append(args) or 3)
+    monkeypatch.setenv("WHETSTONE_SHARE_GPU", "0")
+    assert launch(parse(["--ranks=2", "--max-restarts=1", "train", "quickstart", "max_steps=1"])) == 3
+    assert started == [(2, 1, ["train", "quickstart", "max_steps=1"])]
+    assert not local_ranks.shares_gpu()
+    launch(parse(["--ranks=2", "--share-gpu", "train", "quickstart"]))
+    assert local_ranks.shares_gpu()  # and in the ranks, which inherit it
+    assert parse(["--ranks=2", "train"]).share_gpu
+    with pytest.raises(UserError, match="max_stepz"):
+        launch(parse(["--ranks=2", "train", "quickstart", "max_stepz=1"]))
+    assert len(started) == 2
+
+
+def test_the_exit_code_is_that_of_the_ranks():
+    """Of `whet explain` on a run that does not exist, and of `whet --version`."""
+    code = "from whetstone.parallel.local_ranks import *; exit(torchrun(2, 0, __import__('sys').argv[1:]))"
+    ended = [
+        subprocess.run(
+            [sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        for args in (["explain", "nowhere"], ["--version"])
+    ]
+    assert [one.returncode for one in ended] == [2, 0], ended[0].stderr
+    assert "Traceback" not in ended[0].stderr
+
+
+@pytest.mark.slow
+def test_two_ranks_on_this_machine(tmp_path):
+    with Launched(tmp_path, ["--ranks", "2", "--share-gpu"], **{**SETTINGS, "max_steps": 2}) as launched:
+        assert launched.end() == 0, launched.said
+    assert json.loads((tmp_path / "run" / "train_results.json").read_text())["steps"] == 2
+    log = (tmp_path / "run" / "training.log").read_text()
+    assert "2 ranks: weights in 2 shards" in log
+    assert log.count("All ranks share one GPU (WHETSTONE_SHARE_GPU): ") == 1
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (["train"], "torchrun"),
+        (["train"], "--ranks"),
+        (["--ranks=2", "--gpus-per-rank=0", "train"], "--gpus-per-rank is for a Ray cluster"),
+        (["--ranks=2", "--servers=0", "train"], "--servers.*add --ray"),
+        (["--ray", "--ranks=2", "--share-gpu", "train"], "leave out --share-gpu"),
         (["--ray", "train"], "--ranks"),
         (["--ray", "--ranks", "two", "train"], "--ranks.*'two'"),
         (["--ray", "--ranks=2", "--servers=-1", "train"], "--servers.*-1"),

@@ -52,6 +52,7 @@ def set_environment(rank: int, num_ranks: int, port: int) -> None:
         "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "WHETSTONE_SHARE_GPU": "1",  # where tests are run on a GPU
     }
 
 

@@ -1,16 +1,18 @@
 """`accelerate launch` with several processes, on CPUs: the same run as under torchrun, or a word why not."""
 
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.distributed.launch import free_port
 from tests.support.runs import rows, weights, words
-from whetstone.errors import UserError
-from whetstone.parallel.mesh import check_launcher
 
+FILES = Path(__file__).resolve().parents[1] / "data" / "accelerate"
 SETTINGS = {"max_steps": 2, "save_steps": 10, "max_completion_length": 16, "eval_num_samples": 0}
 ACCELERATE = ["accelerate.commands.launch", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
 
@@ -45,10 +47,37 @@ def test_one_process_in_place_of_two_is_refused(tmp_path):
     assert "torchrun --nproc_per_node=2" in done.stderr
 
 
-def test_what_tells_that_ranks_are_missing():
-    asked = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    with pytest.raises(UserError, match="--multi_gpu"):
-        check_launcher(asked)
-    check_launcher({**asked, "WORLD_SIZE": "1"})  # as torchrun tells a rank of one
-    check_launcher({"ACCELERATE_MIXED_PRECISION": "no"})  # --num_processes 1
-    check_launcher({"MASTER_ADDR": "node1", "MASTER_PORT": "29500"})  # left over from elsewhere
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fsdp", "zero3", "zero3_json"])
+def test_a_file_of_the_user_is_taken_over(tmp_path, kind):
+    """By accelerate itself; the two of DeepSpeed need it installed."""
+    if kind != "fsdp" and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("needs DeepSpeed: pip install deepspeed")
+    file = tmp_path / "asked.yaml"
+    file.write_text((FILES / f"{kind}.yaml").read_text().replace("FOLDER", str(FILES)))
+    launcher = [
+        "accelerate.commands.launch",
+        "--config_file",
+        str(file),
+        f"--main_process_port={free_port()}",
+    ]
+    done = launched(tmp_path, *launcher)
+    assert done.returncode == 0, done.stderr
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert {key: config[key] for key in ASKED[kind]} == ASKED[kind]
+    log = (tmp_path / "run" / "training.log").read_text()
+    assert "2 ranks: weights in 2 shards" in log
+    for key in ASKED[kind]:
+        assert log.count(f"is taken for {key}: ") == 1, log
+
+
+ASKED = {
+    "fsdp": {"bf16": True, "cpu_offload": "all", "gradient_checkpointing": True},
+    "zero3": {
+        "bf16": True,
+        "cpu_offload": "optimizer",
+        "max_grad_norm": 0.5,
+        "gradient_accumulation_steps": 2,
+    },
+    "zero3_json": {"bf16": True, "cpu_offload": "all", "max_grad_norm": 0.25},
+}

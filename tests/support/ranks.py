@@ -1,5 +1,6 @@
 """The batches of a rank, and differences between tensors."""
 
+import os
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from whetstone.parallel.mesh import Ranks
 from whetstone.update.packing import Batch, balance, bin_pack, empty_micro_batch, pack_sequences
 
 CPU = torch.device("cpu")
+# Where the ranks of whole runs are: "cuda" has all of them on one GPU (make test-ranks).
+DEVICE = torch.device(os.environ.get("WHETSTONE_TEST_DEVICE", "cpu"))
 
 
 def my_batches(samples: list[Any], ranks: Ranks, max_tokens: int = 30) -> list[Batch]:

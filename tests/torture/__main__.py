@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help=f"parts, separated by commas: {', '.join(PARTS)}")
     parser.add_argument("--first", type=int, metavar="N", help="only the first N trials of each part")
+    parser.add_argument("--match", default="", metavar="TEXT", help="only trials with TEXT in their name")
     parser.add_argument("--resume", action="store_true", help="go on with the campaign in --folder")
     parser.add_argument("--jobs", type=int, default=max(1, min(4, os.cpu_count() or 1)))
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "torture")
@@ -54,12 +55,15 @@ def main() -> int:
         jobs=arguments.jobs,
         resume=arguments.resume,
         first=arguments.first,
+        match=arguments.match,
     )
     try:
         campaign.run(arguments.minutes)
     except KeyboardInterrupt:
         print("Stopped: go on with --resume.", file=sys.stderr)
-    whole = len(campaign.records) >= len(campaign.plan) and not arguments.only and not arguments.first
+    whole = len(campaign.records) >= len(campaign.plan) and not (
+        arguments.only or arguments.first or arguments.match
+    )
     docs = arguments.docs if whole else None
     command = "make torture" if arguments.docs else " ".join(["python -m tests.torture", *sys.argv[1:]])
     summary = table.write(campaign, command, docs)

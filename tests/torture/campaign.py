@@ -39,11 +39,15 @@ def package_version() -> str:
     return digest.hexdigest()[:16]
 
 
-def interleave(parts: Sequence[Part], seed: int, first: int | None = None) -> list[tuple[Part, str]]:
-    """All trials, or the first few of each part, so that any beginning has a share of every part."""
+def interleave(
+    parts: Sequence[Part], seed: int, first: int | None = None, match: str = ""
+) -> list[tuple[Part, str]]:
+    """All trials (or the first few of each part) with `match` in their name; any beginning has a share of
+    every part.
+    """
     placed = []
     for number, part in enumerate(parts):
-        trials = part.names(seed)[:first]
+        trials = [name for name in part.names(seed) if match in name][:first]
         placed += [((place + 0.5) / len(trials), number, name) for place, name in enumerate(trials)]
     return [(parts[number], name) for _, number, name in sorted(placed)]
 
@@ -58,6 +62,7 @@ class Campaign:
         jobs: int,
         resume: bool = False,
         first: int | None = None,
+        match: str = "",
     ) -> None:
         self.folder, self.parts, self.seed, self._jobs = folder, parts, seed, jobs
         self._state = folder / "state.jsonl"
@@ -70,7 +75,7 @@ class Campaign:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             self._append(self.header)
-        self.plan = interleave(parts, seed, first)
+        self.plan = interleave(parts, seed, first, match)
         self._began = time.monotonic()
 
     def _read(self) -> None:

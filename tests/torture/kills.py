@@ -74,6 +74,7 @@ def launch(variant: Variant, output: Path, logs: Path) -> Launch:
             "LOCAL_WORLD_SIZE": str(variant.ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
+            "WHETSTONE_SHARE_GPU": "1",  # where there is a GPU
         }
         log = logs / f"{number + rank:03d}.log"
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -102,5 +102,10 @@ VARIANTS = {
             settings={"use_peft": True, "lora_r": 4, "heartbeat_timeout_s": 5, "save_total_limit": 2},
             ranks=2,
         ),
+        Variant(
+            name="two-ranks-tp",
+            settings={"tp_size": 2, "heartbeat_timeout_s": 5},
+            ranks=2,
+        ),
     )
 }

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from whetstone.config import accelerate
 from whetstone.config.base import Resume, key_descriptions
 from whetstone.config.overrides import ARGUMENT, COMMAND_LINE, parse_overrides
 from whetstone.config.sections import Config
@@ -36,6 +37,9 @@ class LoadedConfig:
 def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> LoadedConfig:
     """Read `source` (a path or the name of a shipped recipe; None: defaults only) and apply `overrides`."""
     translation = Translation(SECTION_OF)
+    requested = accelerate.requests(os.environ)
+    for request in requested:
+        translation.add(request.origin, request.keys)
     if source is not None:
         path = find(source)
         written = read_yaml(path)
@@ -45,6 +49,7 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
     check_values(values, origin)
     translation.add(origin, values)
     translation.finish()
+    translation.notes += accelerate.notes(requested, translation.flat, translation.origins)
     if source is not None and not {"run_name", "output_dir"} & set(translation.flat):
         translation.flat["run_name"] = path.stem  # a folder for each file; with output_dir TRL's meaning
         _check_resume(translation.flat, Path("outputs"))

@@ -59,7 +59,7 @@ def shard_policy(
     metadata = run_on_main(ranks, lambda: _metadata(source), to_all=True)
     assert metadata is not None
     if device.type == "cuda":
-        device = torch.device("cuda", ranks.local_rank)
+        device = torch.device("cuda", torch.cuda.current_device())
     if metadata["adapter"] is not None and metadata["adapter"].use_dora:
         raise UserError("use_dora needs whole matrices: train with one process, or leave it out.")
     if config.load_in_4bit:

@@ -8,7 +8,7 @@ import datetime
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from whetstone.config.accelerate import check_launcher
 from whetstone.config.sections import ParallelConfig
 from whetstone.errors import UserError
+from whetstone.parallel.local_ranks import SHARE_GPU, share_gpu, shares_gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +87,14 @@ def start(config: ParallelConfig, device_type: str) -> Iterator[Ranks]:
         yield SINGLE
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if device_type == "cuda":
+    if device_type == "cuda" and is_launched() and shares_gpu():
+        share_gpu()
+    elif device_type == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise UserError(
                 f"This host has {torch.cuda.device_count()} GPUs, and the launcher started a rank for number "
-                f"{local_rank + 1}: set --nproc_per_node to the number of GPUs."
+                f"{local_rank + 1}: set --nproc_per_node to the number of GPUs, or {SHARE_GPU}=1 to test "
+                "several ranks on one."
             )
         torch.cuda.set_device(local_rank)
     timeout = datetime.timedelta(seconds=config.collective_timeout_s)
@@ -127,21 +132,6 @@ def make_ranks(config: ParallelConfig, device_type: str, local_rank: int = 0) ->
         tp_size=config.tp_size,
         mesh=mesh,
     )
-
-
-def check_launcher(environment: Mapping[str, str]) -> None:
-    """Refuse to be alone where several were asked for.
-
-    Without GPUs `accelerate launch --num_processes 2` starts one process all the same, and with a hostfile
-    several that know of each other by MPI only. Either way it sets an address, and no number of ranks.
-    """
-    by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
-    if by_accelerate and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment:
-        raise UserError(
-            "accelerate launch was asked for several processes and started this one alone, as it does on a "
-            "machine without GPUs: add --multi_gpu (on CPUs too: it makes accelerate start them all), or use "
-            "`torchrun --nproc_per_node=2 -m whetstone train ...`. Unset MASTER_PORT if one was meant."
-        )
 
 
 def check_sizes(config: ParallelConfig, world_size: int) -> None:

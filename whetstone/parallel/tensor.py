@@ -28,7 +28,7 @@ STYLES = ("colwise", "rowwise", "replicated_with_grad_allreduce")
 
 def check_plan(config: Any, size: int, *, lora_dropout: float) -> None:
     """Refuse what can't be split among `size` ranks; `config` is the text model's."""
-    plan = config.base_model_tp_plan or {}
+    plan = _plan(config)
     if not plan or any(style not in STYLES for style in plan.values()):
         raise UserError(
             f"tp_size: transformers has no tensor-parallel plan for {config.model_type} to be used (Llama, "
@@ -44,11 +44,17 @@ def check_plan(config: Any, size: int, *, lora_dropout: float) -> None:
         )
 
 
+def _plan(config: Any) -> dict[str, str]:
+    """Patterns of modules and how each is split, without the tied embedding that transformers 5.17 adds."""
+    plan = config.base_model_tp_plan or {}
+    return {pattern: style for pattern, style in plan.items() if pattern != "embed_tokens"}
+
+
 def parallelize(trunk: Any, config: Any, mesh: DeviceMesh, *, sequence: bool) -> None:
     """Split a transformers trunk (the model below its output head) among the ranks of `mesh`."""
     between = TOKENS if sequence else WHOLE
     entries: set[str] = set()
-    for pattern, style in config.base_model_tp_plan.items():
+    for pattern, style in _plan(config).items():
         expression = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
         for name, module in [entry for entry in trunk.named_modules() if expression.fullmatch(entry[0])]:
             if style == "colwise":

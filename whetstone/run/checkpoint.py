@@ -18,13 +18,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from whetstone.errors import UserError
 from whetstone.model.manifest import Damage, write_manifest
 from whetstone.parallel.collectives import barrier
+from whetstone.parallel.fsdp import like, local
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.parallel.state_reader import StateReader, TensorPlanner
 from whetstone.run.atomic_folder import clear_temp, delete, publish, temp_dir
@@ -79,6 +82,22 @@ class CheckpointData:
     scalars: dict[str, Any]
 
 
+class HostCopy(AsyncStager):
+    """Copies the state to the host tensor by tensor.
+
+    torch's own stager copies storages, and stops at a sharded tensor that begins inside one, as moments do.
+    """
+
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: Any) -> Any:
+        if isinstance(state_dict, dict):
+            return {name: self.stage(value) for name, value in state_dict.items()}
+        if isinstance(state_dict, Tensor):
+            return like(state_dict, local(state_dict.detach()).to("cpu", copy=True))
+        return state_dict
+
+
 class Saver:
     """Writes checkpoints in the background, one at a time. Every method is a collective call."""
 
@@ -105,6 +124,7 @@ class Saver:
         pending: Any = async_save(
             data.tensors,
             checkpoint_id=aside / STATE,
+            async_stager=HostCopy(),
             process_group=self._group,
             no_dist=self._ranks.mesh is None,
         )

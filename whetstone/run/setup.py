@@ -30,6 +30,7 @@ from whetstone.model.size import num_parameters
 from whetstone.parallel import mesh
 from whetstone.parallel.collectives import new_gloo_group, run_on_main
 from whetstone.parallel.heartbeat import Heartbeat
+from whetstone.parallel.local_ranks import SHARE_GPU, shares_gpu
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rewards.verify import check_reward_funcs, verify
 from whetstone.rollout.async_source import AsyncRolloutSource
@@ -215,7 +216,12 @@ def describe_ranks(ranks: Ranks) -> list[str]:
     replicas, num_shards, tp = ranks.mesh.size(0), ranks.mesh.size(1), ranks.mesh.size(2)
     text = f"{ranks.world_size} ranks: weights in {num_shards} shards"
     text += f" x {tp} tensor-parallel parts" if tp > 1 else ""
-    return [text + (f", {replicas} replicas" if replicas > 1 else "")]
+    lines = [text + (f", {replicas} replicas" if replicas > 1 else "")]
+    if shares_gpu():
+        on_cpu = ranks.mesh.device_type == "cpu"
+        meaning = "for tests and development, its speed means nothing" if not on_cpu else "no effect on CPUs"
+        lines.append(f"All ranks share one GPU ({SHARE_GPU}): {meaning}.")
+    return lines
 
 
 def describe_model(policy: Policy, config: Config) -> str:

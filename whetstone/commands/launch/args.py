@@ -8,14 +8,30 @@ from whetstone.config import Config, load
 from whetstone.config.engine_traits import engine_traits
 from whetstone.engines import check_shared_servers
 from whetstone.errors import UserError
+from whetstone.parallel.local_ranks import shares_gpu
 
-USAGE = "`whet launch --ray --ranks 16 train CONFIG key=value ...`"
+USAGE = "`whet launch --ranks 2 train CONFIG key=value ...`"
+_SERVERS = "servers of rollout_engine vllm or sglang (default: 1, or those that rollout_servers names); "
+OPTIONS = (
+    ("--ranks", "ranks", int, 0, "training processes (required)"),
+    ("--max-restarts", "max_restarts", int, 0, "restarts after a failure"),
+)
+WITH_RAY = (
+    ("--gpus-per-rank", "gpus", float, 1.0, "0: train on CPUs"),
+    ("--cpus-per-rank", "cpus", float, 1.0, "may be a fraction"),
+    ("--servers", "servers", int, None, _SERVERS + "0: the first rank starts one"),
+    ("--gpus-per-server", "gpus_per_server", int, None, "default: server_tensor_parallel_size"),
+    ("--cpus-per-server", "cpus_per_server", float, 1.0, None),
+    ("--wait", "wait_s", float, 300.0, "seconds to wait for free resources (default: 300)"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArgs:
     """The resources of a run."""
 
+    ray: bool
+    share_gpu: bool
     ranks: int
     gpus: float  # of each rank; 0: CPU only
     cpus: float
@@ -46,31 +62,32 @@ def _bundle(cpus: float, gpus: float) -> dict[str, float]:
 
 def add_arguments(parser: CommandParser) -> None:
     """Options by the names of the fields of `LaunchArgs`."""
-    parser.add_argument("--ray", action="store_true", help="use Ray, the only launcher so far (required)")
-    servers = "servers of rollout_engine vllm or sglang (default: 1, or those that rollout_servers names); "
-    for option, field, kind, default, meaning in (
-        ("--ranks", "ranks", int, 0, "training processes (required)"),
-        ("--gpus-per-rank", "gpus", float, 1.0, "0: train on CPUs"),
-        ("--cpus-per-rank", "cpus", float, 1.0, "may be a fraction"),
-        ("--servers", "servers", int, None, servers + "0: the first rank starts one"),
-        ("--gpus-per-server", "gpus_per_server", int, None, "default: server_tensor_parallel_size"),
-        ("--cpus-per-server", "cpus_per_server", float, 1.0, None),
-        ("--max-restarts", "max_restarts", int, 0, "restarts after a failure"),
-        ("--wait", "wait_s", float, 300.0, "seconds to wait for free resources (default: 300)"),
-    ):
-        parser.add_argument(option, dest=field, type=number(kind), default=default, metavar="N", help=meaning)
+    parser.add_argument("--ray", action="store_true", help="use a Ray cluster (default: torchrun, here)")
+    meaning = "all ranks use the first GPU, for tests and development (also: WHETSTONE_SHARE_GPU=1)"
+    parser.add_argument("--share-gpu", action="store_true", help=meaning)
+    for group, options in ((parser, OPTIONS), (parser.add_argument_group("with --ray"), WITH_RAY)):
+        for option, field, kind, default, meaning in options:
+            group.add_argument(
+                option, dest=field, type=number(kind), default=default, metavar="N", help=meaning
+            )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="train [CONFIG] [key=value ...]")
 
 
 def launch_args(args: argparse.Namespace) -> LaunchArgs:
     """The parsed command line as `LaunchArgs`; `UserError` for what is missing."""
-    if not args.ray:
-        raise UserError(f"whet itself only launches Ray: write {USAGE}, or use torchrun (docs/scale.md).")
     if args.command[:1] != ["train"]:
         raise UserError(f"Say what to launch: write {USAGE}.")
     if args.ranks < 1:
         raise UserError(f"Say on how many ranks to train: write {USAGE}.")
-    options = {name: value for name, value in vars(args).items() if name not in ("ray", "command")}
+    others = [option for option, field, _, default, _ in WITH_RAY if getattr(args, field) != default]
+    if others and not args.ray:
+        raise UserError(f"{others[0]} is for a Ray cluster: add --ray, or leave it out.")
+    args.share_gpu |= shares_gpu()
+    if args.share_gpu and args.ray:
+        raise UserError(
+            "Ray gives each rank its own GPU: leave out --share-gpu (unset WHETSTONE_SHARE_GPU), or --ray."
+        )
+    options = {name: value for name, value in vars(args).items() if name != "command"}
     return LaunchArgs(**options, train_args=args.command[1:])
 
 

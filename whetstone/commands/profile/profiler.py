@@ -18,6 +18,7 @@ from whetstone.commands.profile.page import Profile, draw, write_page
 from whetstone.commands.profile.trace import analyse, read_events
 from whetstone.config import Config, LoadedConfig, make_plan
 from whetstone.errors import UserError
+from whetstone.model.memory import usable_memory
 from whetstone.run.atomic_folder import free_path
 from whetstone.run.folder import run_dir, scratch_folder
 from whetstone.run.setup import build, describe_model, init_distributed
@@ -55,7 +56,7 @@ def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
             date=datetime.date.today().isoformat(),
             model=describe_model(run.policy, config),
             device=device_name(device) or f"CPU, {torch.get_num_threads()} threads",
-            memory_gb=torch.cuda.get_device_properties(device).total_memory / 1e9 if on_gpu else None,
+            memory_gb=usable_memory(device) / 1e9 if on_gpu else None,
             config=config,
             peak_flops=run.throughput.peak_flops,
             rows=recorder.rows[1 : 1 + num_timed],

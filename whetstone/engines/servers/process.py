@@ -47,10 +47,12 @@ class ServerProcess:
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        # A rank that shares its GPU claims to be a host (parallel/local_ranks.py); the server is none.
+        inherited = {key: value for key, value in os.environ.items() if key != "NCCL_HOSTID"}
         with self.log.open("ab") as log:
             self.process = popen_with_pdeathsig(
                 self.command.args,
-                env={**os.environ, **self.command.environment},
+                env={**inherited, **self.command.environment},
                 cwd=self.log.parent,  # not where a folder might be taken for one of its packages
                 stdin=subprocess.DEVNULL,
                 stdout=log,
