@@ -119,6 +119,11 @@ def _gate_up(layer: DecoderLayer, x: Tensor, residual: Tensor, kind: tuple[float
 
 class ModuleStep:
     def __init__(self, policy: Policy):
+        experts = getattr(policy.lm.config, "_experts_implementation", None)
+        if experts == "grouped_mm" and policy.dtype == torch.float32:
+            raise UserError(
+                "Experts in float32 can't be captured in CUDA graphs: set bf16=true, or rollout_engine=hf."
+            )
         self.policy, self.adapters = policy, selection_of(policy.model)
         self.addresses = self._addresses()
 
