@@ -75,18 +75,19 @@ PATHS: dict[int, dict[str, Settings]] = {
         "TP x 2 replicas, LoRA": {"ddp_size": 2, "tp_size": 2, **LORA},
     },
 }
+# 8-bit states round by blocks of the own part of a rank; LoRA factors that begin as zeros are small.
+LIMITS = dict.fromkeys(["offloaded states", "LoRA, TP", "TP x 2 replicas, LoRA"], 3e-3)
 if DEVICE.type == "cuda":
     BASE["full_determinism"] = True  # resume is bit-exact without it on CPUs only
     PATHS[2]["compiled layers"] = {"torch_compile": True}
     PATHS[2]["mixture of experts"]["bf16"] = True  # torch's grouped product of float32 can't be captured
+    LIMITS["mixture of experts"] = 5e-2
 # Runs whose checkpoints are resumed by these numbers of ranks, the settings as they were.
 RESUMED = {
     1: ["FSDP2", "LoRA", "critic of its own", "moving reference", "offloaded states"],
     2: [name for name in PATHS[2] if name != "agents"],  # agents are not resumed bit for bit
     4: ["FSDP2", "TP", "LoRA", "critic of its own"],
 }
-# 8-bit states round by blocks of a rank's own part.
-LIMITS = {"offloaded states": 3e-3, **({"mixture of experts": 5e-2} if DEVICE.type == "cuda" else {})}
 
 
 def settings_of(name: str, folder: Path) -> Settings:
@@ -210,8 +211,10 @@ def test_ranks_train_what_one_process_does(folder: Path, num_ranks: int, name: s
 def test_a_checkpoint_is_resumed_by_any_number_of_ranks(folder: Path, num_ranks: int, name: str) -> None:
     """Bit for bit by as many ranks as before."""
     metrics, differs = apart(place(folder, name, num_ranks, True), place(folder, name, 2, False))
-    limit = 0.0 if num_ranks == 2 else LIMITS.get(name, 1e-5)
-    assert metrics <= max(limit, 0.0 if num_ranks == 2 else 1e-3) and differs <= limit, (metrics, differs)
+    if num_ranks == 2:
+        assert (metrics, differs) == (0.0, 0.0)
+    else:
+        assert metrics < 1e-3 and differs < LIMITS.get(name, 1e-5), (metrics, differs)
 
 
 def main(folder: Path) -> None:
