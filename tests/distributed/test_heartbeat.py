@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from tests.distributed.launch import CONTEXT, free_port, set_environment
 from whetstone.config.sections import ParallelConfig
@@ -90,7 +91,7 @@ def attempt(rank: int, port: int, number: int, results) -> None:
 
 def test_ranks_restarted_by_torchrun_find_each_other():
     """It keeps the addresses of the ranks that are gone."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for number in range(2):
         results = CONTEXT.Queue()
         pair = [
