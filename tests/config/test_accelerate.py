@@ -77,6 +77,20 @@ def test_the_configuration_of_the_run_wins(asked, tmp_path):
     )  # bf16 and the offload of the optimizer are as asked
 
 
+def test_a_precision_under_another_name_wins_too(asked, tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("torch_dtype: float32\n")
+    config, notes, _ = asked({"ACCELERATE_MIXED_PRECISION": "bf16"}, source=file)
+    assert not config.model.bf16
+    assert "mixed_precision bf16 (accelerate) has no effect: bf16 is false (own.yaml)." in notes
+
+
+def test_parts_of_a_batch_count_the_accumulation(asked):
+    """updates_per_rollout is steps_per_generation in parts of so many steps."""
+    config, _, _ = asked(ZERO3, "updates_per_rollout=2")
+    assert (config.rollout.gradient_accumulation_steps, config.rollout.steps_per_generation) == (4, 8)
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from tests.distributed.launch import CONTEXT, free_port, set_environment
 from whetstone.config.sections import ParallelConfig
@@ -76,3 +77,29 @@ def test_the_other_rank_ends_with_the_reason(ended, how):
     assert re.search(REASONS[how], log), log
     assert "auto_resume=true" in log
     assert took_s < 60
+
+
+def attempt(rank: int, port: int, number: int, results) -> None:
+    set_environment(rank, 2, port)
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(number)}
+    time.sleep(
+        6 * number * rank
+    )  # the first rank of the second attempt looks for the other before it is there
+    with mesh.start(ParallelConfig(), "cpu") as ranks:
+        results.put(all_reduce_ranks(ranks, torch.ones(1)).item())
+
+
+def test_ranks_restarted_by_torchrun_find_each_other():
+    """It keeps the addresses of the ranks that are gone."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for number in range(2):
+        results = CONTEXT.Queue()
+        pair = [
+            CONTEXT.Process(target=attempt, args=(rank, store.port, number, results)) for rank in range(2)
+        ]
+        for process in pair:
+            process.start()
+        for process in pair:
+            process.join(timeout=60)
+        assert [process.exitcode for process in pair] == [0, 0]
+        assert results.get(timeout=10) == results.get(timeout=10) == 2.0

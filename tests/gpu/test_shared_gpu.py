@@ -28,12 +28,12 @@ def _rank():
         free, total = torch.cuda.mem_get_info()
         memory = (usable_memory(device), free_memory(device), free, total)
         dist.barrier()
-        return dist.get_backend(ranks.sharding.get_group()), summed[0].item(), summed.device.index, memory
+        return dist.get_backend_config(), summed[0].item(), summed.device.index, memory
 
 
 def test_collectives_are_nccl_and_memory_is_divided():
     for backend, summed, index, (usable, free, unused, total) in run_on(2, _rank):
-        assert ("nccl" in backend, summed, index) == (True, 3.0, 0)
+        assert ("cuda:nccl" in backend, summed, index) == (True, 3.0, 0)
         assert 0.3 * unused < usable < 0.46 * total
         assert free <= usable
 

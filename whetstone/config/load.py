@@ -39,7 +39,7 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
     translation = Translation(SECTION_OF)
     requested = accelerate.requests(os.environ)
     for request in requested:
-        translation.add(request.origin, request.keys)
+        translation.add(request.origin, {k: v for k, v in request.keys.items() if k != "bf16"})
     if source is not None:
         path = find(source)
         written = read_yaml(path)
@@ -49,6 +49,9 @@ def load(source: str | os.PathLike[str] | None = None, overrides: Iterable[str] 
     check_values(values, origin)
     translation.add(origin, values)
     translation.finish()
+    for request in requested:  # bf16 last: names such as dtype act only where it is not set
+        if request.keys.keys() - translation.flat.keys():
+            translation.add(request.origin, request.keys)
     translation.notes += accelerate.notes(requested, translation.flat, translation.origins)
     if source is not None and not {"run_name", "output_dir"} & set(translation.flat):
         translation.flat["run_name"] = path.stem  # a folder for each file; with output_dir TRL's meaning

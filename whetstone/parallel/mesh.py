@@ -10,11 +10,11 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from whetstone.config.accelerate import check_launcher
 from whetstone.config.sections import ParallelConfig
@@ -98,13 +98,13 @@ def start(config: ParallelConfig, device_type: str) -> Iterator[Ranks]:
             )
         torch.cuda.set_device(local_rank)
     timeout = datetime.timedelta(seconds=config.collective_timeout_s)
-    arguments: dict[str, Any] = {}
-    if not is_launched():
-        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-        arguments = {"store": store, "rank": 0, "world_size": 1}
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo", timeout=timeout, **arguments
-    )
+    store, rank, world_size = dist.HashStore(), 0, 1  # pyright: ignore[reportPrivateImportUsage]
+    if is_launched():
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    # torchrun's store lives on after a restart, with the addresses of the ranks that are gone.
+    store = dist.PrefixStore(f"attempt/{restarts()}", store)  # pyright: ignore[reportPrivateImportUsage]
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
     # Warnings of torch that do not concern a user; the view is never changed in place.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="To construct DTensor from torch.Tensor")
