@@ -282,6 +282,7 @@ NOT_RUN = {
     "whet launch --ranks 2": GPUS,
     "whet launch --ranks 8 train CONFIG": GPUS,
     "whet launch --ranks 8 train config/grpo.yaml": GPUS,
+    "whet launch --share-gpu": "names the flag",
     "whet launch --ranks 2 --share-gpu train quickstart": "tests/gpu/test_shared_gpu.py runs it on a GPU",
     "accelerate launch --config-file YOURS.yaml -m whetstone config CONFIG": GPUS,
     "whet launch --ray": RAY,

@@ -118,9 +118,9 @@ class Choice:
             is_object = self._text[:100].lstrip().startswith(("{", "["))
             if is_object or any(map(self._is_special, self.token_ids[self._num_seen :])):
                 self._is_held = True
-            parts = enumerate(new[n : n + LONGEST_MARKER] for n in range(len(new)))
-            pairs = ((n, marker, part) for n, part in parts for marker in CALL_MARKERS)
-            held = next((n for n, m, part in pairs if m.startswith(part) or part.startswith(m)), len(new))
+            held = next(
+                (n for n in range(len(new)) if _may_begin_call(new[n : n + LONGEST_MARKER])), len(new)
+            )
             self._num_seen = len(self.token_ids)
             new = "" if self._is_held else new[:held]
         self._num_shown += len(new)
@@ -148,3 +148,7 @@ class Choice:
         return self._codec.chat.decode(
             ids[: next((n for n, token in enumerate(ids) if self._is_special(token)), 0)]
         )
+
+
+def _may_begin_call(text: str) -> bool:
+    return any(marker.startswith(text) or text.startswith(marker) for marker in CALL_MARKERS)

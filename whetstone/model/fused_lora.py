@@ -36,8 +36,7 @@ def fuse_lora(layers: Iterable[nn.Module]) -> None:
                         member.compute = group
         modules: list[Any] = list(layer.modules())
         for member in modules:
-            is_wide = member.in_features >= member.out_features
-            if is_short(member) and member.compute is None and is_wide:
+            if is_short(member) and member.compute is None and member.in_features >= member.out_features:
                 member.compute = wide_lora
             if is_gated_mlp(member):
                 member.__class__ = gated_class(type(member))

@@ -126,7 +126,7 @@ class CodeTask(rows.RowTask):
             self._refused.append(str(error))
             return None
         return {
-            "statement": text,
+            "statement": text.strip(),
             "language": language.name,
             "function": function,
             "tests": checks,
