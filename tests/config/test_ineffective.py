@@ -222,7 +222,7 @@ RUNS: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "vllm_mode": "colocate", "attn_implementation": "eager", "save_steps": 1,
             "server_devices": "['3']", "num_train_epochs": 9, "batch_counts_as_step": True,
             "per_device_train_batch_size": 3, "wandb_project": "x",
-            "wandb_tags": "a", "logging_first_step": False, "hub_model_id": "a/b", "bf16": True,
+            "wandb_tags": "a", "hub_model_id": "a/b", "bf16": True,
             "epsilon": 0.1, "epsilon_high": 0.3, "lora_r": 4, "gamma": 0.5, "sft_learning_rate": 0.1,
         },
     ),

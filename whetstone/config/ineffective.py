@@ -136,7 +136,6 @@ def _run(c: Config, p: Plan) -> list[Row]:
         (p.eval_every == 0, "load_best_model_at_end", "set fixed_eval_steps"),
         (not sinks & {"wandb", "trackio"}, "wandb_project wandb_name", "set report_to=wandb"),
         ("wandb" not in sinks, "wandb_entity wandb_tags", "set report_to=wandb"),
-        (run.logging_steps == 1, "logging_first_step", "logging_steps is 1"),
         (run.log_tokens_groups == 0, "log_tokens_mb", "log_tokens_groups is 0"),
         (run.save_strategy != "steps", "save_steps", f"save_strategy is {run.save_strategy}"),
         (run.save_strategy == "no", "save_total_limit", "save_strategy is no"),

@@ -49,7 +49,7 @@ HANDLED = _names("""
     fixed_eval_steps eval_num_samples eval_samples_per_problem eval_temperature eval_greedy
     eval_num_examples_to_print per_device_eval_batch_size eval_only checkpoint_path
     output_dir run_name trainer report_to wandb_project wandb_name wandb_entity wandb_tags logging_steps
-    logging_first_step log_reward_variance verbose_variance_logging log_completions_steps log_tokens_groups
+    log_completions_steps log_tokens_groups
     log_tokens_mb save_strategy
     save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight watch
     push_to_hub hub_model_id hub_private_repo
