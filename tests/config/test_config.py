@@ -269,12 +269,16 @@ def test_a_batch_serves_its_parts_and_iterations() -> None:
     assert plan.num_batches == 10
 
 
-def test_batches_may_count_as_steps() -> None:
+def test_accumulation_steps_are_translated_into_steps() -> None:
     words = ("max_steps=200", "fixed_eval_steps=100", "gradient_accumulation_steps=2")
     plan = plan_of(*words, "batch_counts_as_step=true")
     assert (plan.num_steps, plan.eval_every) == (100, 50)
-    plan = plan_of(*words)
+    plan = plan_of(*words, "batch_counts_as_step=false")
     assert (plan.num_steps, plan.eval_every) == (200, 100)
+    assert "max_steps 200 is taken for 100" in " ".join(
+        load(None, [*words, "batch_counts_as_step=true"]).notes
+    )
+    assert "batch_counts_as_step" in refused("batch_counts_as_step=3")
 
 
 def test_due_steps_are_not_missed_when_a_batch_has_several_updates() -> None:

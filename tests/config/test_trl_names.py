@@ -32,8 +32,8 @@ SAME = _names("""
     use_vllm vllm_mode max_tool_calling_iterations
     beta epsilon epsilon_high delta sapo_temperature_neg sapo_temperature_pos importance_sampling_level
     reward_weights scale_rewards loss_type mask_truncated_completions ref_model_mixup_alpha
-    ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max
-    entropy_coef_delta entropy_target off_policy_mask_threshold use_bias_correction_kl
+    ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_max
+    entropy_target off_policy_mask_threshold use_bias_correction_kl
     logging_steps save_strategy save_steps save_total_limit resume_from_checkpoint
     load_best_model_at_end push_to_hub hub_model_id hub_private_repo
     use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora load_in_4bit

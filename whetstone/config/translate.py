@@ -76,6 +76,7 @@ class Translation:
         if self.flat.get("use_vllm") is True and "use_vllm" in self.origins:
             self.origins.setdefault("rollout_engine", self.origins["use_vllm"])
         self.notes += self._data.finish()
+        self._accumulation_steps()
         self._logging_fraction()
         self._warmup_of_schedule()
         if "lora_r" in self.flat and "use_peft" not in self.flat:
@@ -154,6 +155,18 @@ class Translation:
             ours["reward_weights"] = matched
             shown = ", ".join(f"{name} {weight}" for name, weight in zip(new, matched, strict=True))
             self.notes.append(f"reward_weights follows reward_funcs ({origin}): {shown}.")
+
+    def _accumulation_steps(self) -> None:
+        """`batch_counts_as_step` counts accumulation steps; a step is one of the optimizer here."""
+        origin = self.origins.pop("batch_counts_as_step", None)
+        accumulation = self.flat.get("gradient_accumulation_steps", 1)
+        if not self.flat.pop("batch_counts_as_step", False) or not isinstance(accumulation, int):
+            return
+        for key in ("max_steps", "fixed_eval_steps"):
+            value = self.flat.get(key)
+            if type(value) in (int, float) and value >= 1 and accumulation > 1:
+                steps = self.flat[key] = math.ceil(value / accumulation)
+                self.notes.append(f"batch_counts_as_step ({origin}): {key} {value} is taken for {steps}.")
 
     def _logging_fraction(self) -> None:
         """`logging_steps` below 1 is TRL's fraction of all steps."""

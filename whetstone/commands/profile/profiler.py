@@ -77,8 +77,7 @@ def shorten(config: Config, scratch: Path, num_timed: int) -> tuple[Config, list
         notes.append("async_rollouts is off here: stages are timed one after the other.")
     # Any number of problems will do: only the updates of a batch are asked for.
     batch = make_plan(_changed(config, "update", max_steps=-1), num_problems=10**6).updates_per_batch
-    to_steps = config.rollout.gradient_accumulation_steps if config.update.batch_counts_as_step else 1
-    config = _changed(config, "update", max_steps=(2 + num_timed) * batch * to_steps)
+    config = _changed(config, "update", max_steps=(2 + num_timed) * batch)
     config = _changed(config, "rollout", async_rollouts=0)
     config = _changed(config, "evaluation", eval_num_samples=0)
     quiet: dict[str, Any] = {"report_to": [], "save_strategy": "no", "log_completions_steps": 0}
