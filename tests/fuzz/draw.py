@@ -35,7 +35,6 @@ OUTSIDE = "needs a server, a second rank, a GPU or a service"
 LEFT_OUT = {
     **dict.fromkeys(
         [
-            "use_vllm",
             "vllm_mode",
             "rollout_servers",
             "server_base_url",

@@ -47,12 +47,6 @@ def _count(value: Any) -> int:
     return int(value)
 
 
-def _batch_counts_as_step(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(value, bool | None):
-        raise ValueError(f"'{value}' is not true or false")
-    return {"batch_counts_as_step": value}  # until all layers are read: `Translation.finish`
-
-
 def _pass_at_k(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     # A switch, or how many completions of each problem: pass@k is reported wherever there are several.
     if isinstance(value, bool) or value is None:
@@ -67,7 +61,7 @@ CONVERTED: dict[str, Converter] = {
     **trl_names.CONVERTED,
     "torch_dtype": trl_names.CONVERTED["dtype"],
     "evaluation_strategy": eval_strategy,
-    "batch_counts_as_step": _batch_counts_as_step,
+    "batch_counts_as_step": trl_names.switch("batch_counts_as_step"),
     "do_sample": lambda value, flat: trl_names.generation_kwargs({"do_sample": value}, flat),
     "use_wandb": lambda value, flat: {"report_to": "wandb" if value else "none"},
     "resume_steps": lambda value, flat: {"resume_from_checkpoint": f"checkpoint-{value}"} if value else {},

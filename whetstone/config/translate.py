@@ -56,10 +56,7 @@ class Translation:
         if "dataset_size" in ours and ours["dataset_size"] is None:
             for keys in (ours, self.flat, self.origins):
                 keys.pop("dataset_size", None)
-        use_vllm, engine = ours.get("use_vllm"), self.flat.get("rollout_engine")
-        if "rollout_engine" not in ours and (use_vllm is True or (use_vllm is not None and engine == "vllm")):
-            self.flat.pop("rollout_engine", None)  # of an earlier layer
-            self.origins.pop("rollout_engine", None)
+        self._use_vllm(ours, origin)
         self._keep_weights(ours, origin)
         size, before = ours.get(_BATCH), self.flat.get(_BATCH, 8)
         if origin == COMMAND_LINE and isinstance(size, int) and isinstance(before, int) and size < before:
@@ -73,8 +70,6 @@ class Translation:
     def finish(self) -> None:
         """Complain about all that was not understood; note what would be missed in the run."""
         self.complaints.raise_all()
-        if self.flat.get("use_vllm") is True and "use_vllm" in self.origins:
-            self.origins.setdefault("rollout_engine", self.origins["use_vllm"])
         self.notes += self._data.finish()
         self._accumulation_steps()
         self._logging_fraction()
@@ -137,6 +132,17 @@ class Translation:
                 self.notes.append(f"reward_funcs: {name} ({origin}) is taken for {own}.")
         return ours
 
+    def _use_vllm(self, ours: dict[str, Any], origin: str) -> None:
+        """TRL's way to say `rollout_engine: vllm`; false takes back that of an earlier layer."""
+        use_vllm = ours.pop("use_vllm", None)
+        if use_vllm and ours.setdefault("rollout_engine", "vllm") != "vllm":
+            raise UserError(
+                f"use_vllm is true ({origin}), but rollout_engine is {ours['rollout_engine']}: leave one of "
+                "them out."
+            )
+        if use_vllm is False and self.flat.get("rollout_engine") == "vllm":
+            ours.setdefault("rollout_engine", "native")
+
     def _keep_weights(self, ours: dict[str, Any], origin: str) -> None:
         """Keep `reward_weights` in step with `reward_funcs` where this layer replaces the functions alone.
 
@@ -164,7 +170,7 @@ class Translation:
             return
         for key in ("max_steps", "fixed_eval_steps"):
             value = self.flat.get(key)
-            if type(value) in (int, float) and value >= 1 and accumulation > 1:
+            if isinstance(value, int | float) and value > 1 and accumulation > 1:
                 steps = self.flat[key] = math.ceil(value / accumulation)
                 self.notes.append(f"batch_counts_as_step ({origin}): {key} {value} is taken for {steps}.")
 

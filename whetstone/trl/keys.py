@@ -34,7 +34,7 @@ CONVERTED = _names("""
     gradient_checkpointing torch_compile micro_batch_tokens max_steps num_train_epochs
     warmup_ratio warmup_steps top_k
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_reference entropy_target
-    generation_batch_size rollout_engine use_vllm vllm_mode server_gpu_memory_utilization
+    generation_batch_size rollout_engine vllm_mode server_gpu_memory_utilization
     server_enable_sleep_mode server_max_model_length max_turns max_tool_calling_iterations
     chat_template_kwargs
 """)
