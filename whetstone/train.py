@@ -84,7 +84,6 @@ def loop(run: TrainingRun, step: int, started_at: float) -> Iterator[Step]:
         plan.num_steps,
         start_step=step,
         logging_steps=config.run.logging_steps,
-        logging_first_step=config.run.logging_first_step,
     )
     stopping = False
     with progress, StopRequest(is_launched=mesh.is_launched(), verbose=run.ranks.is_main) as stop:

@@ -123,7 +123,7 @@ def test_a_profile_of_the_embedded_model(tmp_path, capsys):
     words += ["num_iterations=2", "beta=0.1", "async_rollouts=1"]
     assert run(words) == 0
     folder = tmp_path / "quickstart" / "profile"
-    assert {path.name for path in folder.iterdir()} == {"profile.md", "profile.png", "trace.json.gz"}
+    assert {path.name for path in folder.iterdir()} == {"profile.md", "trace.json.gz"}
     assert [path.name for path in (tmp_path / "quickstart").iterdir()] == ["profile"]  # and no run
     page = (folder / "profile.md").read_text()
     for told in (

@@ -130,7 +130,8 @@ def test_a_public_file_of_trl_means_what_trl_would_do(file: Path, tmp_path: Path
     differs = {key for key in flat if flat[key] != direct[key]} - {"run_name", "rollout_engine"}
     assert differs <= {"bf16", "importance_correction", "vllm_mode", "num_train_epochs", "lora_dropout"}
     assert flat["lora_dropout"] == (0.05 if flat["use_peft"] else 0.0)
-    assert (flat["importance_correction"] == "sequence_mask") == direct["use_vllm"] and flat["bf16"]
+    assert (flat["importance_correction"] == "sequence_mask") == (direct["rollout_engine"] == "vllm")
+    assert flat["bf16"]
 
 
 def keys_of(file: Path) -> set[str]:

@@ -29,12 +29,12 @@ SAME = _names("""
     learning_rate lr_scheduler_type lr_scheduler_kwargs optim weight_decay adam_beta1 adam_beta2 adam_epsilon
     max_grad_norm bf16 gradient_checkpointing torch_compile
     max_completion_length temperature top_p top_k min_p chat_template_kwargs
-    use_vllm vllm_mode max_tool_calling_iterations
+    vllm_mode max_tool_calling_iterations
     beta epsilon epsilon_high delta sapo_temperature_neg sapo_temperature_pos importance_sampling_level
     reward_weights scale_rewards loss_type mask_truncated_completions ref_model_mixup_alpha
-    ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_min entropy_coef_max
-    entropy_coef_delta entropy_target off_policy_mask_threshold use_bias_correction_kl
-    logging_steps logging_first_step save_strategy save_steps save_total_limit resume_from_checkpoint
+    ref_model_sync_steps top_entropy_quantile entropy_coef entropy_coef_max
+    entropy_target off_policy_mask_threshold use_bias_correction_kl
+    logging_steps save_strategy save_steps save_total_limit resume_from_checkpoint
     load_best_model_at_end push_to_hub hub_model_id hub_private_repo
     use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora load_in_4bit
 """)
@@ -100,6 +100,8 @@ def test_the_default_of_trl_loads(name: str, tmp_path: Path) -> None:
         ("warmup_steps: 0.1", {"warmup_ratio": 0.1, "warmup_steps": 0}),
         ("warmup_steps: 10", {"warmup_ratio": 0.0, "warmup_steps": 10}),
         ("use_cpu: true", {"device": "cpu"}),
+        ("use_vllm: true", {"rollout_engine": "vllm"}),
+        ("use_vllm: false", {"rollout_engine": "native"}),
         ("sync_ref_model: true\nbeta: 0.1", {"kl_reference": "moving"}),
         ("use_adaptive_entropy: true", {"entropy_target": 0.2}),
         ("use_adaptive_entropy: false\nentropy_target: 0.5", {"entropy_target": None}),

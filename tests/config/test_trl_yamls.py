@@ -59,7 +59,7 @@ def test_it_loads_with_a_few_notes(file: Path) -> None:
     assert len(loaded.notes) <= 6 and all("\n" not in note for note in loaded.notes)
     ((name, spec),) = config.tasks.datasets.items()
     assert name == "rows" and "/" in spec.config["dataset"]
-    assert config.model.bf16 and config.rollout.use_vllm == (file.stem != "slm_policy_1_5b")
+    assert config.model.bf16 and (config.rollout.rollout_engine == "vllm") == (file.stem != "slm_policy_1_5b")
     # Values under names that are ours as well arrive unchanged.
     text = file.read_text(encoding="utf-8")
     for key in ("learning_rate", "num_generations", "max_completion_length", "beta", "seed", "warmup_ratio"):

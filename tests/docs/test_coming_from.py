@@ -206,6 +206,14 @@ def test_the_outputs_of_q_have_their_names(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "eval_results.json").read_text() == "newest"
 
 
+def test_use_vllm_of_a_later_layer_wins(tmp_path: Path) -> None:
+    file = str(written(tmp_path, "use_vllm: true"))
+    assert load(file).config.rollout.rollout_engine == "vllm"
+    assert load(file, ["use_vllm=false"]).config.rollout.rollout_engine == "native"
+    assert load(file, ["rollout_engine=hf"]).config.rollout.rollout_engine == "hf"
+    assert load("q/1.5b", ["use_vllm=true"]).config.rollout.rollout_engine == "vllm"
+
+
 def test_who_contradicts_within_one_place_is_told_so() -> None:
     with pytest.raises(UserError, match=r"use_vllm.*rollout_engine.*native"):
         load("q/1.5b", ["use_vllm=true", "rollout_engine=native"])

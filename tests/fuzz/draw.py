@@ -35,7 +35,6 @@ OUTSIDE = "needs a server, a second rank, a GPU or a service"
 LEFT_OUT = {
     **dict.fromkeys(
         [
-            "use_vllm",
             "vllm_mode",
             "rollout_servers",
             "server_base_url",
@@ -161,7 +160,6 @@ VALUES: dict[str, list[Any]] = {
     "num_train_epochs": [0.5, 2.0],
     "sft_steps": [1, 2],
     "sft_learning_rate": [1e-3, 0.0],
-    "batch_counts_as_step": [True],
     "num_iterations": [2],
     "learning_rate": [0.0, 1e-6, 1e-2],
     "lr_scheduler_type": [
@@ -200,13 +198,10 @@ VALUES: dict[str, list[Any]] = {
     "use_bias_correction_kl": [False],
     "entropy_coef": [0.01, -0.01],
     "entropy_target": [0.5, 5.0],
-    "entropy_coef_delta": [0.1],
-    "entropy_coef_min": [0.0, 0.1],
     "entropy_coef_max": [0.2, 2.0],
     "top_entropy_quantile": [0.2, 0.8],
     "mask_truncated_completions": [True],
     "off_policy_mask_threshold": [0.001, 1.0],
-    "off_policy_mask": ["absolute"],
     "importance_correction": ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
     "importance_correction_min": [0.5],
     "importance_correction_max": [1.01, 2.0],
@@ -226,10 +221,7 @@ VALUES: dict[str, list[Any]] = {
     "per_device_eval_batch_size": [1, 2],
     "seed": [0, 1, 2**32 - 1],
     "logging_steps": [2, 100],
-    "logging_first_step": [False],
     "preflight": ["warn"],
-    "log_reward_variance": [False],
-    "verbose_variance_logging": [True],
     "log_completions_steps": [2],
     "log_tokens_groups": [0, 1],
     "log_tokens_mb": [0.001],

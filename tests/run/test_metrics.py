@@ -76,22 +76,16 @@ def test_a_new_run_begins_with_an_empty_file(tmp_path: Path):
     assert lines(tmp_path) == []
 
 
-def shown(every: int, first: bool, start: int, steps: range) -> list[int]:
-    cadence = LogSchedule(every, first=first, start_step=start)
+def shown(every: int, start: int, steps: range) -> list[int]:
+    cadence = LogSchedule(every, start_step=start)
     return [step for step in steps if cadence.is_due(step)]
 
 
 def test_which_steps_are_shown():
-    assert shown(5, True, 0, range(1, 12)) == [1, 5, 10]
-    assert shown(5, False, 0, range(1, 12)) == [5, 10]
-    assert shown(5, True, 7, range(8, 12)) == [10]  # resumed: 8 is not a run's first step
-    assert shown(5, True, 0, range(2, 22, 2)) == [
-        2,
-        6,
-        10,
-        16,
-        20,
-    ]  # two optimizer steps a row: 5 and 15 are passed
+    assert shown(5, 0, range(1, 12)) == [1, 5, 10]
+    assert shown(5, 7, range(8, 12)) == [10]  # resumed: 8 is not a run's first step
+    # two optimizer steps a row: 5 and 15 are passed
+    assert shown(5, 0, range(2, 22, 2)) == [2, 6, 10, 16, 20]
 
 
 def test_a_missing_package_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -271,10 +265,11 @@ def test_what_is_done_once_is_no_part_of_the_time_left():
 
 def test_the_last_step_is_shown_whatever_logging_steps_says():
     out = io.StringIO()
-    progress = Progress(3, logging_steps=2, logging_first_step=False, console=Console(file=out))
+    progress = Progress(3, logging_steps=2, console=Console(file=out))
     for step in (1, 2, 3):
         progress.update(step, {"reward": step})
-    assert [line.split("  ")[0] for line in out.getvalue().splitlines()] == ["step 2/3", "step 3/3"]
+    shown = [line.split("  ")[0] for line in out.getvalue().splitlines()]
+    assert shown == ["step 1/3", "step 2/3", "step 3/3"]
 
 
 def test_a_terminal_gets_one_line_that_moves():

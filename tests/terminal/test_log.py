@@ -16,9 +16,7 @@ from whetstone.evaluation.display import print_result
 from whetstone.evaluation.evaluator import EvalRecord, EvalResult
 from whetstone.evaluation.statistics import accuracy
 from whetstone.model.hub import resolve
-from whetstone.run.completions import show_variance
 from whetstone.terminal.log import LIBRARIES, log_ending, setup_logging
-from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07ok\rfake \u202egnorw [bold]b[/bold] [/oops] \x9b5m \ud83d"
 
@@ -65,16 +63,6 @@ def test_what_a_model_wrote_reaches_terminal_and_log_without_control_characters(
     monkeypatch.setattr(rich, "_console", Console(file=out, width=200))
     logger = setup_logging(tmp_path)
     logger.warning("%s", HOSTILE)
-    score = Score(reward=0.0, parts={"correct": 0.0}, answer=HOSTILE)
-    completion = Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP, policy_version=0)
-    rollouts = [
-        Rollout(prompt_ids=(1,), turns=(Turn(completion=completion),), text=HOSTILE, score=one)
-        for one in (score, Score(reward=1.0, parts={"correct": 1.0}, answer="other"))
-    ]
-    messages = ({"role": "user", "content": HOSTILE},)
-    show_variance(
-        [Group(problem=Problem(id="x", task="x", messages=messages, answer="1"), rollouts=tuple(rollouts))]
-    )
     share = accuracy([[False]])
     result = EvalResult(
         step=0,
@@ -97,7 +85,7 @@ def test_what_a_model_wrote_reaches_terminal_and_log_without_control_characters(
     for text in (out.getvalue(), logged):
         assert is_clean(text)
         assert "\\x1b[2J" in text and "[bold]b[/bold] [/oops]" in text  # seen, and not taken for markup
-    assert out.getvalue().count("\\u202e") >= 6  # message, question and answers of both
+    assert out.getvalue().count("\\u202e") >= 4  # message, question, completion, answer
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,6 @@ def test_every_key_is_handed_over_or_done_here_or_refused():
         "advantage=rloo",
         "advantage=reinforce_pp",
         "kl_estimator=k1",
-        "off_policy_mask=absolute",
         "importance_correction=token_truncate",
         "rollout_engine=hf",
         "max_skipped_steps=5",

@@ -59,7 +59,7 @@ CASES: dict[str, list[Settings]] = {
     ),
     "masks": [
         *values_of(LossConfig, "importance_correction"),
-        *combined([{"off_policy_mask_threshold": 0.1}], values_of(LossConfig, "off_policy_mask")),
+        {"off_policy_mask_threshold": 0.1},
         {"top_entropy_quantile": 0.2},
         {"entropy_coef": 0.01, "entropy_target": 2.0},
         {"mask_truncated_completions": True},

@@ -15,13 +15,12 @@ def sequence_mean(values_N: Tensor, sequence_ids_N: Tensor, num_sequences: int) 
     return total_S / count_S
 
 
-def off_policy_keep(advantages_S: Tensor, drift_S: Tensor, threshold: float, kind: str) -> Tensor:
+def off_policy_keep(advantages_S: Tensor, drift_S: Tensor, threshold: float) -> Tensor:
     """Drop sequences with negative advantage that have drifted by more than `threshold`: 1 kept, 0 dropped.
 
-    `drift_S` is the mean over tokens of (logprob when sampled - logprob now). "signed" is TRL's rule: a bad
-    sequence whose probability rose is kept. "absolute" drops it too.
+    `drift_S` is the mean over tokens of (logprob when sampled - logprob now). A bad sequence whose
+    probability rose is kept, as in TRL.
     """
-    drift_S = drift_S if kind == "signed" else drift_S.abs()
     return ((advantages_S >= 0) | (drift_S <= threshold)).to(drift_S.dtype)
 
 

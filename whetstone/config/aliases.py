@@ -61,6 +61,7 @@ CONVERTED: dict[str, Converter] = {
     **trl_names.CONVERTED,
     "torch_dtype": trl_names.CONVERTED["dtype"],
     "evaluation_strategy": eval_strategy,
+    "batch_counts_as_step": trl_names.switch("batch_counts_as_step"),
     "do_sample": lambda value, flat: trl_names.generation_kwargs({"do_sample": value}, flat),
     "use_wandb": lambda value, flat: {"report_to": "wandb" if value else "none"},
     "resume_steps": lambda value, flat: {"resume_from_checkpoint": f"checkpoint-{value}"} if value else {},

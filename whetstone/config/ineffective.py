@@ -116,11 +116,10 @@ def _tasks(c: Config) -> list[Row]:
 def _run(c: Config, p: Plan) -> list[Row]:
     run, update, rollout, sinks = c.run, c.update, c.rollout, set(c.run.report_to)
     by_prompts, schedule = rollout.prompts_per_step is not None, update.lr_scheduler_type
-    one_part = rollout.steps_per_generation is None and not update.batch_counts_as_step
+    one_part = rollout.steps_per_generation is None
     return [
         (by_prompts, "per_device_train_batch_size", "prompts_per_step decides: set it to null"),
         (by_prompts and one_part, "gradient_accumulation_steps", "prompts_per_step decides: set it to null"),
-        (rollout.gradient_accumulation_steps == 1, "batch_counts_as_step", "a step is one batch"),
         (c.loss.advantage not in ("group", "rloo"), "dynamic_sampling dynamic_sampling_max_rounds",
          f"with advantage={c.loss.advantage}, equal rewards have a gradient too"),
         (rollout.max_prompt_length is None, "filter_overlong_prompts", "set max_prompt_length"),
@@ -136,7 +135,6 @@ def _run(c: Config, p: Plan) -> list[Row]:
         (p.eval_every == 0, "load_best_model_at_end", "set fixed_eval_steps"),
         (not sinks & {"wandb", "trackio"}, "wandb_project wandb_name", "set report_to=wandb"),
         ("wandb" not in sinks, "wandb_entity wandb_tags", "set report_to=wandb"),
-        (run.logging_steps == 1, "logging_first_step", "logging_steps is 1"),
         (run.log_tokens_groups == 0, "log_tokens_mb", "log_tokens_groups is 0"),
         (run.save_strategy != "steps", "save_steps", f"save_strategy is {run.save_strategy}"),
         (run.save_strategy == "no", "save_total_limit", "save_strategy is no"),
@@ -178,11 +176,10 @@ def _loss(c: Config, p: Plan) -> list[Row]:
         (p.num_steps <= loss.ref_model_sync_steps and moving,
          "kl_reference ref_model_sync_steps ref_model_mixup_alpha",
          f"the reference never moves in {p.num_steps} steps: lower ref_model_sync_steps"),
-        (loss.entropy_target is None, "entropy_coef_delta entropy_coef_min entropy_coef_max",
+        (loss.entropy_target is None, "entropy_coef_max",
          "set entropy_target"),
         (once and c.rollout.async_rollouts == 0 and not c.rollout.is_truncated,
-         "off_policy_mask_threshold off_policy_mask", more),
-        (loss.off_policy_mask_threshold is None, "off_policy_mask", "set off_policy_mask_threshold"),
+         "off_policy_mask_threshold", more),
         (loss.importance_correction == "none", "importance_correction_min importance_correction_max",
          "set importance_correction"),
         (loss.is_supervised, "advantage scale_rewards turn_credit turn_discount", f"not for {name}"),

@@ -50,11 +50,7 @@ class LossConfig(Section):
     entropy_coef: float = Field(default=0.0, ge=-1_000, le=1_000)
     """Bonus on the mean entropy per token."""
     entropy_target: float | None = Field(default=None, gt=0, le=100)
-    """Adapt entropy_coef by entropy_coef_delta a step to keep the entropy above this; no bonus above it."""
-    entropy_coef_delta: float = Field(default=0.005, gt=0, le=1_000)
-    """Step of the adaptive entropy_coef."""
-    entropy_coef_min: float = Field(default=0.0, ge=0, le=1_000)
-    """Lower bound of the adaptive entropy_coef."""
+    """Adapt entropy_coef by 0.005 a step to keep the entropy above this; no bonus above it."""
     entropy_coef_max: float = Field(default=1.0, ge=0, le=1_000)
     """Upper bound of the adaptive entropy_coef."""
     top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
@@ -63,8 +59,6 @@ class LossConfig(Section):
     """Leave completions that were cut off at max_completion_length out of the loss."""
     off_policy_mask_threshold: float | None = Field(default=None, gt=0, le=1_000)
     """Leave out sequences with negative advantage whose mean logprob fell by more since sampling."""
-    off_policy_mask: Literal["signed", "absolute"] = "signed"
-    """Whether only a fall counts as drift (TRL's rule) or a rise as well."""
     importance_correction: Literal[
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
     ] = "none"
@@ -101,10 +95,11 @@ class LossConfig(Section):
             raise ValueError("target_kl adapts beta, which is 0: give it a first value, such as beta: 0.01")
         if self.kl_in == "reward" and self.kl_estimator == "full":
             raise ValueError("kl_in: reward needs one number per token: set kl_estimator to k1, k2 or k3")
-        for key in ("importance_correction", "entropy_coef"):
-            low, high = getattr(self, f"{key}_min"), getattr(self, f"{key}_max")
-            if low > high:
-                raise ValueError(f"{key}_min ({low:g}) is above {key}_max ({high:g}): lower it")
+        low, high = self.importance_correction_min, self.importance_correction_max
+        if low > high:
+            raise ValueError(
+                f"importance_correction_min ({low:g}) is above importance_correction_max ({high:g}): lower it"
+            )
         bound = 1 + self.upper_epsilon
         if self.delta is not None and self.delta <= bound and not self._bounds_weight:
             raise ValueError(f"delta is {self.delta}, but must exceed 1 + epsilon_high = {bound:g}")

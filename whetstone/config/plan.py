@@ -116,14 +116,13 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
             "num_generations, prompts_per_step, gradient_accumulation_steps or steps_per_generation."
         )
 
-    to_steps = accumulation if update.batch_counts_as_step else 1
     updates_per_batch = minibatches * update.num_iterations
     if update.max_steps > 0:
-        num_steps = math.ceil(update.max_steps / to_steps)
+        num_steps = update.max_steps
     else:
         num_steps = math.ceil(update.num_train_epochs * num_problems / prompts) * updates_per_batch
     if num_steps % updates_per_batch:
-        good = math.ceil(num_steps / updates_per_batch) * updates_per_batch * to_steps
+        good = math.ceil(num_steps / updates_per_batch) * updates_per_batch
         raise UserError(
             f"max_steps ({update.max_steps}) does not divide into batches of {updates_per_batch} optimizer "
             f"steps ({minibatches} parts x {update.num_iterations} iterations): set max_steps to {good}."
@@ -137,16 +136,16 @@ def make_plan(config: Config, *, num_problems: int, world_size: int = 1) -> Plan
         num_iterations=update.num_iterations,
         num_batches=num_steps // updates_per_batch,
         num_steps=num_steps,
-        eval_every=_every(config.evaluation.fixed_eval_steps, num_steps, to_steps),
+        eval_every=_every(config.evaluation.fixed_eval_steps, num_steps),
         save_every=save_every[config.run.save_strategy],
         warmup_steps=update.warmup_steps or math.ceil(update.warmup_ratio * num_steps),
         num_problems=num_problems,
     )
 
 
-def _every(steps: float, num_steps: int, to_steps: int = 1) -> int:
+def _every(steps: float, num_steps: int) -> int:
     """Optimizer steps between two events; a number below 1 is a fraction of all steps, as in TRL."""
-    return math.ceil(steps * num_steps) if 0 < steps < 1 else math.ceil(steps / to_steps)
+    return math.ceil(steps * num_steps) if 0 < steps < 1 else math.ceil(steps)
 
 
 def _quotient(key: str, value: int, unit: int, of_what: str) -> int:

@@ -36,16 +36,10 @@ class RunConfig(Section):
     """Tags of the run in wandb, as a list or a text with commas."""
     logging_steps: int = Field(default=1, ge=1, le=MAX_STEPS)
     """Steps between lines in the terminal and in report_to; metrics.jsonl has every step."""
-    logging_first_step: bool = True
-    """Show the first step whatever logging_steps says."""
     preflight: Annotated[Literal["stop", "warn", "off"], accept({True: "stop", False: "off"})] = "stop"
     """Sample some training prompts before step 1, and stop where nothing can be learned (docs/check.md)."""
     watch: bool | Literal["auto"] = "auto"
     """Serve the page of `whet watch` beside the run; auto: where the output is a terminal."""
-    log_reward_variance: bool = True
-    """Log the fractions of prompts whose rewards, and whose answers, differ."""
-    verbose_variance_logging: bool = False
-    """Print the completions of every prompt whose answers differ."""
     log_completions_steps: int = Field(default=10, ge=0, le=MAX_STEPS)
     """Write all completions of every so-many-th step into completions/; 0: never."""
     log_tokens_groups: int = Field(default=4, ge=0, le=MAX_COUNT)

@@ -143,8 +143,6 @@ class RolloutConfig(Section):
     """Sample only tokens at least this likely relative to the likeliest."""
     rollout_engine: EngineName | PluginSpec = "native"
     """`native` (in process), `hf` (generate), `vllm`, `sglang` (docs/servers.md), or my_engine.py:Engine."""
-    use_vllm: bool = False
-    """TRL's way to say rollout_engine: vllm."""
     vllm_mode: Literal["server", "colocate"] = "server"
     """Where vLLM runs: a server of its own, or in this process."""
     dynamic_sampling: bool = False
@@ -164,15 +162,6 @@ class RolloutConfig(Section):
     def is_truncated(self) -> bool:
         """Whether unlikely tokens are cut off: the sampler's logprobs are then not the trainer's."""
         return self.top_p < 1 or bool(self.top_k) or bool(self.min_p)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _use_vllm(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("use_vllm") is True:
-            engine = values.setdefault("rollout_engine", "vllm")
-            if engine != "vllm":
-                raise ValueError(f"use_vllm is true, but rollout_engine is {engine}: leave one of them out")
-        return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -51,5 +51,5 @@ def is_moot(key: str, flat: Mapping[str, Any]) -> bool:
     if key in ("importance_correction_min", "importance_correction_max"):
         return flat.get("importance_correction", "none") == "none"
     if key in ("vllm_mode", "importance_correction"):
-        return not flat.get("use_vllm") and flat.get("rollout_engine") != "vllm"
+        return flat.get("rollout_engine") != "vllm"
     return key == "warmup_ratio" and bool(flat.get("warmup_steps"))

@@ -56,10 +56,7 @@ class Translation:
         if "dataset_size" in ours and ours["dataset_size"] is None:
             for keys in (ours, self.flat, self.origins):
                 keys.pop("dataset_size", None)
-        use_vllm, engine = ours.get("use_vllm"), self.flat.get("rollout_engine")
-        if "rollout_engine" not in ours and (use_vllm is True or (use_vllm is not None and engine == "vllm")):
-            self.flat.pop("rollout_engine", None)  # of an earlier layer
-            self.origins.pop("rollout_engine", None)
+        self._use_vllm(ours, origin)
         self._keep_weights(ours, origin)
         size, before = ours.get(_BATCH), self.flat.get(_BATCH, 8)
         if origin == COMMAND_LINE and isinstance(size, int) and isinstance(before, int) and size < before:
@@ -73,9 +70,8 @@ class Translation:
     def finish(self) -> None:
         """Complain about all that was not understood; note what would be missed in the run."""
         self.complaints.raise_all()
-        if self.flat.get("use_vllm") is True and "use_vllm" in self.origins:
-            self.origins.setdefault("rollout_engine", self.origins["use_vllm"])
         self.notes += self._data.finish()
+        self._accumulation_steps()
         self._logging_fraction()
         self._warmup_of_schedule()
         if "lora_r" in self.flat and "use_peft" not in self.flat:
@@ -136,6 +132,17 @@ class Translation:
                 self.notes.append(f"reward_funcs: {name} ({origin}) is taken for {own}.")
         return ours
 
+    def _use_vllm(self, ours: dict[str, Any], origin: str) -> None:
+        """TRL's way to say `rollout_engine: vllm`; false takes back that of an earlier layer."""
+        use_vllm = ours.pop("use_vllm", None)
+        if use_vllm and ours.setdefault("rollout_engine", "vllm") != "vllm":
+            raise UserError(
+                f"use_vllm is true ({origin}), but rollout_engine is {ours['rollout_engine']}: leave one of "
+                "them out."
+            )
+        if use_vllm is False and self.flat.get("rollout_engine") == "vllm":
+            ours.setdefault("rollout_engine", "native")
+
     def _keep_weights(self, ours: dict[str, Any], origin: str) -> None:
         """Keep `reward_weights` in step with `reward_funcs` where this layer replaces the functions alone.
 
@@ -154,6 +161,18 @@ class Translation:
             ours["reward_weights"] = matched
             shown = ", ".join(f"{name} {weight}" for name, weight in zip(new, matched, strict=True))
             self.notes.append(f"reward_weights follows reward_funcs ({origin}): {shown}.")
+
+    def _accumulation_steps(self) -> None:
+        """`batch_counts_as_step` counts accumulation steps; a step is one of the optimizer here."""
+        origin = self.origins.pop("batch_counts_as_step", None)
+        accumulation = self.flat.get("gradient_accumulation_steps", 1)
+        if not self.flat.pop("batch_counts_as_step", False) or not isinstance(accumulation, int):
+            return
+        for key in ("max_steps", "fixed_eval_steps"):
+            value = self.flat.get(key)
+            if isinstance(value, int | float) and value > 1 and accumulation > 1:
+                steps = self.flat[key] = math.ceil(value / accumulation)
+                self.notes.append(f"batch_counts_as_step ({origin}): {key} {value} is taken for {steps}.")
 
     def _logging_fraction(self) -> None:
         """`logging_steps` below 1 is TRL's fraction of all steps."""

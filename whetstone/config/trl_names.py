@@ -16,6 +16,17 @@ NO_EFFECT: dict[str, str] = table("trl_names")["without"]  # why nothing depends
 REFUSED: dict[str, tuple[list[Any], str]] = table("trl_names")["refused"]
 
 
+def switch(key: str) -> Converter:
+    """A name that `Translation` handles once it knows the other keys."""
+
+    def convert(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(value, bool | None):
+            raise ValueError(f"'{value}' is not true or false")
+        return {key: value}
+
+    return convert
+
+
 def _dtype(value: Any, flat: dict[str, Any]) -> dict[str, Any]:
     """The precision of the weights; `bf16`, where it is given, says it already."""
     name = str(value).removeprefix("torch.").lower()
@@ -104,6 +115,8 @@ CONVERTED: dict[str, Converter] = {
     "warmup_steps": lambda value, flat: {
         "warmup_ratio" if isinstance(value, float) and 0 < value < 1 else "warmup_steps": value
     },
+    "use_vllm": switch("use_vllm"),
     "use_cpu": lambda value, flat: {"device": "cpu"} if value else {},
 }
-ONLY_TRL = {*RENAMED, *CONVERTED, *NO_EFFECT, *REFUSED, "dataset_name"} - {"warmup_steps"}  # no keys of ours
+ONLY_TRL = {*RENAMED, *CONVERTED, *NO_EFFECT, *REFUSED, "dataset_name"}
+ONLY_TRL -= {"warmup_steps", "use_vllm", "logging_first_step"}  # also in files of ours

@@ -18,8 +18,6 @@ class UpdateConfig(Section):
     """Supervised steps on the tasks' solutions before RL, as a run NAME_sft of its own (docs/sft.md)."""
     sft_learning_rate: float = Field(default=1e-5, ge=0, le=10)
     """Peak learning rate of these steps."""
-    batch_counts_as_step: bool = False
-    """Count accumulation steps, not optimizer steps, in max_steps and fixed_eval_steps."""
     num_iterations: int = Field(default=1, ge=1, le=1_000)
     """Times each batch of completions is used."""
     learning_rate: float = Field(default=1e-6, ge=0, le=10)

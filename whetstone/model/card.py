@@ -28,7 +28,7 @@ _MAX_SAMPLE = 800  # characters
 # Settings of this machine, or of what is printed and kept: no part of a recipe.
 _LOCAL = {
     "output_dir", "report_to", "wandb_project", "wandb_name", "wandb_entity", "wandb_tags", "logging_steps",
-    "logging_first_step", "watch", "log_reward_variance", "verbose_variance_logging", "log_completions_steps",
+    "watch", "log_completions_steps",
     "log_tokens_groups", "log_tokens_mb", "auto_resume", "resume_from_checkpoint", "overwrite_output_dir",
     "eval_num_examples_to_print", "eval_only", "checkpoint_path", "reward_workers", "rollout_servers",
     "weight_transfer_dir", "server_base_url", "server_host", "push_to_hub", "hub_model_id",

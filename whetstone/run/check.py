@@ -50,6 +50,6 @@ def first_stage(config: Config) -> Config:
     if config.update.sft_steps:
         config = sft_config(config)
     if config.run.trainer == "trl":
-        native = config.rollout.model_copy(update={"rollout_engine": "native", "use_vllm": False})
+        native = config.rollout.model_copy(update={"rollout_engine": "native"})
         config = config.model_copy(update={"rollout": native})
     return config

@@ -1,18 +1,14 @@
-"""Completions of a step: written to `completions/`, and printed with `verbose_variance_logging`."""
+"""Completions of a step, as `completions/` has them."""
 
 import json
 from pathlib import Path
 from typing import Any
-
-import rich
-from rich.markup import escape
 
 from whetstone.config import Config, Plan
 from whetstone.evaluation.evaluator import plain_answer
 from whetstone.files import atomic_write, json_safe
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.metrics import length_metrics, rollout_metrics, variance_metrics
-from whetstone.terminal.text import cut, escape_controls
 from whetstone.types import Episode, Group
 
 
@@ -59,36 +55,14 @@ def write_completions(run_folder: Path, step: int, groups: list[Group]) -> None:
     atomic_write(run_folder / "completions" / f"step_{step}.jsonl", text)
 
 
-def show_variance(groups: list[Group]) -> None:
-    """The completions of every prompt whose answers differ, a line each."""
-    console = rich.get_console()
-    for group in groups:
-        if len({rollout.score.answer for rollout in group.rollouts}) < 2:
-            continue
-        question = escape(_one_line(group.problem.question, 160))
-        name = escape(escape_controls(group.problem.id))
-        console.print(f"[bold]{name}[/bold]  {question}", highlight=False)
-        for rollout in group.rollouts:
-            answer = "no answer" if rollout.score.answer is None else _one_line(rollout.score.answer, 80)
-            shown = escape(f"{_one_line(rollout.text, 200)}  -> {answer}")
-            console.print(f"  {rollout.score.reward:+.2f}  {shown}", highlight=False)
-
-
-def _one_line(text: str, limit: int) -> str:
-    return cut(escape_controls(" ".join(text.split())), limit)
-
-
 def log_rollouts(
     folder: Path, step: int, groups: list[Group], config: Config, plan: Plan, signal: LearningSignal
 ) -> dict[str, float]:
-    """Write and print completions where they are due; returns the metrics of the rollouts."""
+    """Write completions where they are due; returns the metrics of the rollouts."""
     if plan.is_due(config.run.log_completions_steps, step) or step == plan.updates_per_batch:
         write_completions(folder, step, groups)
-    if config.run.verbose_variance_logging:
-        show_variance(groups)
     epoch = {"epoch": plan.epoch(step)}
     if config.loss.is_supervised:
         return epoch | length_metrics([rollout for group in groups for rollout in group.rollouts])
     signal.observe(groups)
-    variance = variance_metrics(groups, config.loss.advantage) if config.run.log_reward_variance else {}
-    return epoch | rollout_metrics(groups) | variance
+    return epoch | rollout_metrics(groups) | variance_metrics(groups, config.loss.advantage)

@@ -42,7 +42,7 @@ class MetricsLog:
         folder.mkdir(parents=True, exist_ok=True)
         run = config.run
         start_step = resume_step or 0
-        self._schedule = LogSchedule(run.logging_steps, first=run.logging_first_step, start_step=start_step)
+        self._schedule = LogSchedule(run.logging_steps, start_step=start_step)
         self._path = folder / "metrics.jsonl"
         self._sinks: dict[str, Sink] = {}
         for name in run.report_to if has_sinks else ():
@@ -108,11 +108,11 @@ def with_own(row: Mapping[str, float], own: Mapping[str, float]) -> dict[str, fl
 class LogSchedule:
     """When rows are shown outside metrics.jsonl: at the first, and when a multiple of `every` is passed."""
 
-    def __init__(self, every: int, *, first: bool, start_step: int) -> None:
-        self._every, self._first, self._last = every, first, start_step
+    def __init__(self, every: int, *, start_step: int) -> None:
+        self._every, self._last = every, start_step
 
     def is_due(self, step: int) -> bool:
-        due = step // self._every > self._last // self._every or (self._first and self._last == 0)
+        due = step // self._every > self._last // self._every or self._last == 0
         self._last = step
         return due
 

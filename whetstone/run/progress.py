@@ -29,17 +29,15 @@ class Progress:
         *,
         start_step: int = 0,
         logging_steps: int = 1,
-        logging_first_step: bool = True,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._num_steps = num_steps
         self._step = start_step
         self._console = console or rich.get_console()
-        logged = {"first": logging_first_step, "start_step": start_step}
-        self._schedule = LogSchedule(logging_steps, **logged)
+        self._schedule = LogSchedule(logging_steps, start_step=start_step)
         every = max(logging_steps, spacing(num_steps)) if self._console.is_terminal else logging_steps
-        self._terminal_schedule = LogSchedule(every, **logged)
+        self._terminal_schedule = LogSchedule(every, start_step=start_step)
         self._clock = clock
         # (time, step) after recent updates; what came before the first (loading, evaluation) is no step.
         self._marks: deque[tuple[float, int]] = deque(maxlen=_RECENT + 1)

@@ -71,7 +71,6 @@ class TrlCallback(TrainerCallback):
             run.plan.num_steps,
             start_step=0 if checkpoint is None else checkpoint.step,
             logging_steps=settings.logging_steps,
-            logging_first_step=settings.logging_first_step,
         )
         self.signal = LearningSignal(run.config)
         self.logs: list[dict[str, float]] = []  # of the optimizer steps of this batch

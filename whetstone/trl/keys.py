@@ -24,7 +24,7 @@ PASSED = _names("""
     learning_rate lr_scheduler_type weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
     num_iterations num_generations max_completion_length temperature top_p min_p beta epsilon delta
     sapo_temperature_pos sapo_temperature_neg ref_model_sync_steps ref_model_mixup_alpha
-    use_bias_correction_kl scale_rewards entropy_coef entropy_coef_delta entropy_coef_min entropy_coef_max
+    use_bias_correction_kl scale_rewards entropy_coef entropy_coef_max
     top_entropy_quantile mask_truncated_completions off_policy_mask_threshold seed
     save_total_limit
 """)
@@ -32,9 +32,9 @@ PASSED = _names("""
 CONVERTED = _names("""
     bf16 prompts_per_step per_device_train_batch_size gradient_accumulation_steps steps_per_generation
     gradient_checkpointing torch_compile micro_batch_tokens max_steps num_train_epochs
-    batch_counts_as_step warmup_ratio warmup_steps top_k
+    warmup_ratio warmup_steps top_k
     lr_scheduler_kwargs loss_type importance_sampling_level epsilon_high kl_reference entropy_target
-    generation_batch_size rollout_engine use_vllm vllm_mode server_gpu_memory_utilization
+    generation_batch_size rollout_engine vllm_mode server_gpu_memory_utilization
     server_enable_sleep_mode server_max_model_length max_turns max_tool_calling_iterations
     chat_template_kwargs
 """)
@@ -49,7 +49,7 @@ HANDLED = _names("""
     fixed_eval_steps eval_num_samples eval_samples_per_problem eval_temperature eval_greedy
     eval_num_examples_to_print per_device_eval_batch_size eval_only checkpoint_path
     output_dir run_name trainer report_to wandb_project wandb_name wandb_entity wandb_tags logging_steps
-    logging_first_step log_reward_variance verbose_variance_logging log_completions_steps log_tokens_groups
+    log_completions_steps log_tokens_groups
     log_tokens_mb save_strategy
     save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight watch
     push_to_hub hub_model_id hub_private_repo
@@ -62,7 +62,6 @@ REFUSED = {
     "kl_estimator": "TRL has no KL estimator but k3",
     "kl_in": "TRL puts the KL into the loss only",
     "target_kl": "TRL's beta is fixed",
-    "off_policy_mask": "TRL's off-policy mask is the signed one",
     "importance_correction": "TRL corrects for another sampler only where vLLM samples",
     "async_rollouts": "TRL's GRPOTrainer samples and learns in turn",
     "max_skipped_steps": "TRL skips no steps",

@@ -82,7 +82,7 @@ def build(config: Config, folder: Path, checkpoint: Checkpoint | None, stack: co
     with stage("loading the model"):
         policy = load_policy(config.model.model_copy(update={"bf16": False}))
     # Evaluations sample here, from the weights that TRL trains.
-    native = config.rollout.model_copy(update={"rollout_engine": "native", "use_vllm": False})
+    native = config.rollout.model_copy(update={"rollout_engine": "native"})
     collector = make_collector(config.model_copy(update={"rollout": native}), policy, scorer, stack)
     if checkpoint is None:
         preflight(config, make_source(collector, tasks, config, plan), policy, folder)

@@ -4,6 +4,7 @@ from whetstone.config.sections import LossConfig
 from whetstone.errors import non_finite
 
 BETA_RATE = 0.1  # largest relative change of beta per step
+ENTROPY_STEP = 0.005  # as in TRL
 
 
 class Coefficients:
@@ -28,9 +29,8 @@ class Coefficients:
             self.beta *= 1 + BETA_RATE * error
         if config.entropy_target is not None and not non_finite(entropy=means["entropy"]):
             self._last_entropy = means["entropy"]
-            step = config.entropy_coef_delta * (1 if self._last_entropy <= config.entropy_target else -1)
-            raised = self._entropy_coef + step
-            self._entropy_coef = min(config.entropy_coef_max, max(config.entropy_coef_min, raised))
+            step = ENTROPY_STEP if self._last_entropy <= config.entropy_target else -ENTROPY_STEP
+            self._entropy_coef = min(config.entropy_coef_max, max(0.0, self._entropy_coef + step))
 
     def metrics(self) -> dict[str, float]:
         """The coefficients that adapt."""

@@ -267,7 +267,7 @@ class GradientAccumulator:
             drift = sequence_mean(batch.sampler_logprobs - logprobs, batch.sequence_ids, batch.num_sequences)
             advantages = sequence_mean(experience.advantages, batch.sequence_ids, batch.num_sequences)
             threshold = config.off_policy_mask_threshold
-            keep = off_policy_keep(advantages, drift, threshold, config.off_policy_mask)
+            keep = off_policy_keep(advantages, drift, threshold)
             multipliers["off_policy"] = keep[batch.sequence_ids]
         if config.importance_correction != "none":
             assert experience.old_logprobs is not None

@@ -9,7 +9,6 @@ Run a few real steps of CONFIG: one to warm up, N timed, one under torch's profi
 checkpoint. The run folder gets a folder `profile`:
 
   profile.md      seconds, memory and tokens/s by stage; what they were spent on; what to try
-  profile.png     the same as bars
   trace.json.gz   every operator and kernel, for ui.perfetto.dev
 """
 EXAMPLES = """

@@ -1,10 +1,9 @@
-"""The one page of `whet profile`: tables in Markdown, a picture of bars, and what to try, if anything."""
+"""The one page of `whet profile`: tables in Markdown, and what to try, if anything."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from whetstone.commands.profile.trace import IDLE, KINDS, TimeBreakdown
 from whetstone.config import Config
@@ -14,11 +13,6 @@ from whetstone.terminal.text import counted, cut
 
 STAGES = ("weight_sync", "rollout", "reward_wait", "update")
 PARTS = ("prepare", "forward", "head", "backward", "optimizer", "other")
-COLORS = {
-    "matrix products": "#1f6f78", "attention": "#6a7fb5", "elementwise": "#c8793a", "optimizer": "#a05f8a",
-    "drawing tokens": "#8a9a4b", "copies": "#c2a83e", "collective": "#b24b4b", "other": "#7a6a58",
-    IDLE: "#d9d7d0",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +51,7 @@ class Profile:
         return self.spent.parts.get(name, 0.0) / (sum(self.spent.parts.values()) or 1.0)
 
 
-def write_page(profile: Profile, path: Path, *, picture: str, trace: str) -> str:
+def write_page(profile: Profile, path: Path, *, trace: str) -> str:
     first = advice(profile)
     text = "\n\n".join(
         [
@@ -67,7 +61,7 @@ def write_page(profile: Profile, path: Path, *, picture: str, trace: str) -> str
             "## Where a step's time goes",
             _stages(profile),
             "## What it is spent on",
-            _kinds(profile, picture),
+            _kinds(profile),
             "## The update's parts",
             _parts(profile),
             f"## The longest {'kernels' if profile.spent.on_gpu else 'operators'}",
@@ -113,7 +107,7 @@ def _stages(profile: Profile) -> str:
     return _table(["stage", "seconds", "share", "peak GB"], rows, note)
 
 
-def _kinds(profile: Profile, picture: str) -> str:
+def _kinds(profile: Profile) -> str:
     stages = [stage for stage in ("rollout", "update") if stage in profile.spent.kinds]
     rows = []
     for kind in KINDS:
@@ -128,7 +122,7 @@ def _kinds(profile: Profile, picture: str) -> str:
         f"Seconds of one step of {profile.profiled['step_time']:.2f} s under the profiler, by {what}; idle: "
         f"{idle}. The rollout includes reward_wait and weight_sync."
     )
-    return f"![{picture}]({picture})\n\n" + _table(["", *stages], rows, note)
+    return _table(["", *stages], rows, note)
 
 
 def _parts(profile: Profile) -> str:
@@ -204,27 +198,3 @@ def _of_update(profile: Profile) -> Iterator[str]:
             f"Passes without gradients (reference, old logprobs) are {100 * profile.part('prepare'):.0f} % "
             "of the update: beta=0 and one update per batch need none."
         )
-
-
-def draw(profile: Profile, path: Path) -> None:
-    """Two bars, rollout and update, each by kind."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    style: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    stages = [stage for stage in ("update", "rollout") if stage in profile.spent.kinds]
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(9, 2.2), layout="constrained")
-        axes = figure.subplots()
-        for row, stage in enumerate(stages):
-            left = 0.0
-            for kind in KINDS:
-                seconds = profile.spent.kinds[stage].get(kind, 0.0)
-                label = kind if row == 0 else None
-                axes.barh(row, seconds, 0.6, left=left, color=COLORS[kind], label=label)
-                left += seconds
-        axes.set_yticks(range(len(stages)), stages)
-        axes.set_xlabel("seconds, of one step under the profiler")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, frameon=False, fontsize=8)
-        FigureCanvasAgg(figure).print_figure(path, dpi=120, format="png")

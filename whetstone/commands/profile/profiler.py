@@ -14,7 +14,7 @@ import rich
 import torch
 from rich.markdown import Markdown
 
-from whetstone.commands.profile.page import Profile, draw, write_page
+from whetstone.commands.profile.page import Profile, write_page
 from whetstone.commands.profile.trace import analyse, read_events
 from whetstone.config import Config, LoadedConfig, make_plan
 from whetstone.errors import UserError
@@ -27,11 +27,11 @@ from whetstone.train import loop
 
 logger = logging.getLogger("whetstone")
 
-TRACE, PAGE, PICTURE = "trace.json.gz", "profile.md", "profile.png"
+TRACE, PAGE = "trace.json.gz", "profile.md"
 
 
 def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
-    """Profile a configuration; returns the folder with trace, page and picture."""
+    """Profile a configuration; returns the folder with trace and page."""
     if loaded.config.run.trainer != "whetstone":
         raise UserError("whet profile looks into whetstone's own loop: set trainer=whetstone.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter
@@ -64,11 +64,9 @@ def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
             profiled=recorder.rows[-1],
             spent=analyse(read_events(folder / TRACE)),
         )
-        draw(result, folder / PICTURE)
-        page = write_page(result, folder / PAGE, picture=PICTURE, trace=TRACE)
-    lines = [line for line in page.splitlines() if not line.startswith("![")]  # without its picture
-    rich.get_console().print(Markdown("\n".join(lines)))
-    logger.info(f"The page, its picture and the trace are in {folder}.")
+        page = write_page(result, folder / PAGE, trace=TRACE)
+    rich.get_console().print(Markdown(page))
+    logger.info(f"The page and the trace are in {folder}.")
     return folder
 
 
@@ -79,8 +77,7 @@ def shorten(config: Config, scratch: Path, num_timed: int) -> tuple[Config, list
         notes.append("async_rollouts is off here: stages are timed one after the other.")
     # Any number of problems will do: only the updates of a batch are asked for.
     batch = make_plan(_changed(config, "update", max_steps=-1), num_problems=10**6).updates_per_batch
-    to_steps = config.rollout.gradient_accumulation_steps if config.update.batch_counts_as_step else 1
-    config = _changed(config, "update", max_steps=(2 + num_timed) * batch * to_steps)
+    config = _changed(config, "update", max_steps=(2 + num_timed) * batch)
     config = _changed(config, "rollout", async_rollouts=0)
     config = _changed(config, "evaluation", eval_num_samples=0)
     quiet: dict[str, Any] = {"report_to": [], "save_strategy": "no", "log_completions_steps": 0}
