@@ -23,7 +23,7 @@ from whetstone.rollout.tensor_parallel import stream_of
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, show, stage
-from whetstone.types import Finish, Group, Problem, Rollout, Score, Turn
+from whetstone.types import Finish, Group, Outcome, Problem, Rollout, Score, Turn
 
 
 class RolloutCancelled(Exception):
@@ -281,8 +281,6 @@ def scoring_request(
         full.append(codec.turn(turn.context_ids or context, turn.completion.token_ids))
         context = turn.observation_ids
     turns = {plain[-1]: full[-1], "\n".join(plain): "\n".join(full)}  # an agent may answer something else
-    if done.outcome is not None:
-        problem = replace(problem, answer={**problem.answer, "outcome": done.outcome})
     first = done.turns[0].completion.token_ids
     rest = [token for turn in done.turns[1:] for token in turn.completion.token_ids]
     finish = done.turns[-1].completion.finish
@@ -292,6 +290,7 @@ def scoring_request(
         turn=turns.get(done.text),
         completion_ids=(*first, *rest) if rest else first,
         truncated=finish is Finish.LENGTH,
+        outcome=None if done.outcome is None else Outcome(**done.outcome),
         messages=done.messages if done.episode is None else done.episode.messages,
         environment=done.state,
         columns=done.columns,

@@ -75,7 +75,8 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
 
     def submit(self, request: ScoringRequest) -> None:
         """Its score comes from `gather`. The same answer to the same problem is scored once."""
-        key = (id(request.problem), self._turn(request), len(request.completion_ids))
+        text, length = self._turn(request), len(request.completion_ids)
+        key = (id(request.problem), text, length, id(request.outcome))  # every episode has an outcome object
         if self._batch.add(request, key):
             number = len(self._batch.answers) - 1
             self._unsent[self._is_isolated[request.problem.task]].append(number)
@@ -178,7 +179,8 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
             limit_s = self._limit_s
             rows = zip(job.numbers, requests, strict=True)
             payload: Any = [
-                (number, r.problem, self._turn(r), len(r.completion_ids), r.truncated) for number, r in rows
+                (number, r.problem, self._turn(r), len(r.completion_ids), r.truncated, r.outcome)
+                for number, r in rows
             ]
         else:
             limit_s = min(self._limit_s * len(requests), max(self._limit_s, _MAX_CALL_S))
