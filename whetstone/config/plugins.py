@@ -14,7 +14,6 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import StringConstraints
 
-from whetstone.errors import UserError, message_of
+from whetstone.errors import UserError, explained, message_of
 
 # The type of a key that accepts such a name: `Literal[...] | PluginSpec`.
 PluginSpec = Annotated[str, StringConstraints(pattern=r"^.+:\w+$", max_length=4_096)]
@@ -142,15 +141,9 @@ def describe_error(error: BaseException, function: Any = None) -> str:
     return f"{text}{line}"
 
 
-@contextlib.contextmanager
-def users_code(failed: str) -> Iterator[None]:
+def users_code(failed: str) -> contextlib.AbstractContextManager[None]:
     """Inside, whatever code of the user's raises becomes a sentence that begins with `failed`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{failed}: {describe_error(error)}.") from error
+    return explained(lambda error: f"{failed}: {describe_error(error)}.")
 
 
 def awaited(value: Any) -> Any:

@@ -13,7 +13,7 @@ from whetstone.config.environments import EnvironmentsConfig
 from whetstone.endpoint.choice import ChatCodec
 from whetstone.engines.base import Engine, Request, SamplingParams, generate_open
 from whetstone.environments.toolbox import TOOLBOX, block_arguments
-from whetstone.errors import UserError, first_line, is_out_of_memory
+from whetstone.errors import UserError, explained, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rollout.agents.stream import AgentSettings, AgentStream
@@ -356,18 +356,18 @@ def scoring_request(
     )
 
 
-@contextlib.contextmanager
-def explain_engine_oom() -> Iterator[None]:
+def explain_engine_oom() -> contextlib.AbstractContextManager[None]:
     """GPU memory that ran out in the engine, as a UserError with the settings to change."""
-    try:
-        yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one
-        if not is_out_of_memory(str(error)):
-            raise
-        raise UserError(
-            f"The GPU's memory ran out in the engine while it sampled ({first_line(error)}): set "
-            "max_num_seqs lower (64), or max_completion_length."
-        ) from None
+    return explained(_engine_oom)
+
+
+def _engine_oom(error: Exception) -> str | None:
+    if not isinstance(error, RuntimeError) or not is_out_of_memory(str(error)):
+        return None
+    return (
+        f"The GPU's memory ran out in the engine while it sampled ({first_line(error)}): set max_num_seqs "
+        "lower (64), or max_completion_length."
+    )
 
 
 def sampling_params(config: Config, temperature: float) -> SamplingParams:
