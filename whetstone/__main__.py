@@ -9,6 +9,7 @@ import itertools
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 from whetstone import __version__
@@ -132,4 +133,7 @@ def _overview() -> str:
 
 
 if __name__ == "__main__":
+    # `python -m` puts the working directory first: a `datasets.py` there would replace the package.
+    if not sys.flags.safe_path and sys.path[0] != str(Path(__file__).parents[1]):
+        sys.path.append(sys.path.pop(0))
     main()

@@ -4,14 +4,28 @@ Its message is one sentence with the remedy. The command line prints it without 
 code 2. Any other exception is a bug and keeps its traceback.
 """
 
+import contextlib
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 
 class UserError(ValueError):
     """The user's input cannot work; the message says what is wrong and what to do."""
+
+
+@contextlib.contextmanager
+def explained(describe: Callable[[Exception], str | None]) -> Iterator[None]:
+    """Inside, an error becomes a `UserError` with the sentence that `describe` has for it; None: it stays."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if (sentence := describe(error)) is None:
+            raise
+        raise UserError(sentence) from error
 
 
 def close_match(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -5,11 +5,11 @@ import errno
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whetstone.errors import UserError
+from whetstone.errors import explained
 
 
 def atomic_write(path: Path, content: str | bytes, *, many_writers: bool = False) -> None:
@@ -25,27 +25,26 @@ def atomic_write(path: Path, content: str | bytes, *, many_writers: bool = False
         aside.replace(path)
 
 
-@contextlib.contextmanager
-def explain_disk_errors(path: Path) -> Iterator[None]:
+def explain_disk_errors(path: Path) -> contextlib.AbstractContextManager[None]:
     """A disk that is full or may not be written is the user's to mend, in one sentence."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                f"The disk is full, so {path} could not be written: free some space and start again "
-                "with auto_resume=true."
-            ) from None
-        if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP):
-            raise UserError(
-                f"{path} can't be written, since {error.filename} is in the way "
-                f"({os.strerror(error.errno)}): move it elsewhere and start again with auto_resume=true."
-            ) from None
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise UserError(
-                f"{path} may not be written ({os.strerror(error.errno)}): choose another output_dir."
-            ) from None
-        raise
+    return explained(lambda error: _disk_error(error, path) if isinstance(error, OSError) else None)
+
+
+def _disk_error(error: OSError, path: Path) -> str | None:
+    reason = f"({os.strerror(error.errno)})" if error.errno else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"The disk is full, so {path} could not be written: free some space and start again "
+            "with auto_resume=true."
+        )
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP):
+        return (
+            f"{path} can't be written, since {error.filename} is in the way {reason}: move it elsewhere and "
+            "start again with auto_resume=true."
+        )
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return f"{path} may not be written {reason}: choose another output_dir."
+    return None
 
 
 def valid_text(text: str) -> str:

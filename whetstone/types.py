@@ -83,6 +83,15 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """An environment's judgement of an episode: what `Task.score_episode` gets."""
+
+    reward: float | None  # None: it names none
+    correct: bool | None
+    last: str  # what the policy said last
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskScore:
     """A task's judgement of one completion: what `Task.score` returns."""
 

@@ -74,7 +74,7 @@ def test_long_prompts_lose_their_beginning_and_are_counted(config, scorer):
     one = collector(scorer, max_prompt_length=7)
     groups = collect(config, one, step=0)
     assert groups[0].rollouts[0].prompt_ids == Codec().encode(groups[0].problem)[-7:]
-    assert one.num_truncated_prompts == 3
+    assert one.report.num_truncated_prompts == 3
 
 
 def test_a_prompt_beyond_the_model_is_refused_by_name(config, scorer):

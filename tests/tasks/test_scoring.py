@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from whetstone.errors import UserError
 from whetstone.tasks.mixture import build_tasks
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import Job, ScoringProcess, ScoringRequest
-from whetstone.types import Problem
+from whetstone.types import Outcome, Problem
 
 OWN = Path(__file__).parents[1] / "data" / "own_rewards.py"
 # A real one: math-verify tries to work out a number of 10^(10^8) digits.
@@ -96,6 +97,17 @@ def test_the_same_answer_to_the_same_problem_is_scored_once(monkeypatch: pytest.
             assert scores[2] == scores[0] and scores[4].parts["length"] < scores[0].parts["length"]
             assert scorer.custom_metrics == {"texts": [5]}  # functions of the user's own get all of them
             sent.clear()
+
+
+def test_episodes_of_equal_text_are_scored_by_their_own_outcomes(plain: Scorer):
+    problem = countdown(32)
+    for reward in (1.0, 0.25):
+        outcome = Outcome(reward=reward, correct=reward == 1.0, last="won")
+        plain.submit(replace(answer(problem, "<answer>30 + 7 - 5</answer>"), outcome=outcome))
+    scores = plain.gather()
+    assert [score.parts["accuracy"] for score in scores] == [1.0, 0.25]
+    assert [score.parts["correct"] for score in scores] == [1.0, 0.0]
+    assert [score.answer for score in scores] == ["won", "won"]
 
 
 def test_evaluation_problems_are_scored_by_the_evaluation_task():

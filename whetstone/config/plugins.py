@@ -1,28 +1,33 @@
 """Load a function or class that a configuration names: `my_file.py:name` or `package.module:name`.
 
-Paths are relative to the working directory. It and the file's own folder can be imported from.
+Paths are relative to the working directory. It and the file's own folder are the last ones to import from: a
+`datasets.py` there replaces no package. A file becomes a submodule of this module, with a hash of its path in
+the name: two files `reward.py` are two modules, and any process finds the module of a pickled object.
 """
 
 import ast
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import StringConstraints
 
-from whetstone.errors import UserError, message_of
+from whetstone.errors import UserError, explained, message_of
 
 # The type of a key that accepts such a name: `Literal[...] | PluginSpec`.
 PluginSpec = Annotated[str, StringConstraints(pattern=r"^.+:\w+$", max_length=4_096)]
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
+_PREFIX = f"{__name__}."
+__path__: list[str] = []  # this module may have submodules, which `_PluginFinder` finds
 
 
 def is_plugin(spec: str) -> bool:
@@ -80,19 +85,44 @@ def _split(spec: str, what: str) -> tuple[str, str]:
 
 
 def _import(source: str) -> ModuleType:
-    if sys.path[:1] != [str(Path.cwd())]:
-        sys.path.insert(0, str(Path.cwd()))  # the packages of the user's project
+    _add_folder(str(Path.cwd()))  # the packages of the user's project
     if not source.endswith(".py"):
         return importlib.import_module(source)
-    path = Path(source)
-    if str(path.resolve().parent) not in sys.path:
-        sys.path.append(str(path.resolve().parent))  # modules beside the file; last, to shadow nothing
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules.setdefault(path.stem, module)
-    module_spec.loader.exec_module(module)
-    return module
+    path = Path(source).resolve()
+    _add_folder(str(path.parent))  # modules beside the file
+    name, content = _module_name(path), path.read_bytes()
+    loaded = sys.modules.get(name)
+    if loaded is None or vars(loaded).get("__content__") != content:  # the file is new here, or was edited
+        sys.modules.pop(name, None)
+        loaded = importlib.import_module(name)
+        vars(loaded)["__content__"] = content
+    return loaded
+
+
+def _add_folder(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _module_name(path: Path) -> str:
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+    return f"{_PREFIX}{path.stem.replace('.', '%2E')}_{digest}"
+
+
+class _PluginFinder:
+    """Finds a user's file by the name of its module, in a process that starts with our `sys.path`, too."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith(_PREFIX):
+            return None
+        stem = name.removeprefix(_PREFIX).rpartition("_")[0].replace("%2E", ".")
+        paths = (Path(folder, f"{stem}.py").resolve() for folder in sys.path)
+        file = next((path for path in paths if _module_name(path) == name), None)
+        return None if file is None else importlib.util.spec_from_file_location(name, file)
+
+
+sys.meta_path.append(_PluginFinder)
 
 
 def describe_error(error: BaseException, function: Any = None) -> str:
@@ -111,15 +141,9 @@ def describe_error(error: BaseException, function: Any = None) -> str:
     return f"{text}{line}"
 
 
-@contextlib.contextmanager
-def users_code(failed: str) -> Iterator[None]:
+def users_code(failed: str) -> contextlib.AbstractContextManager[None]:
     """Inside, whatever code of the user's raises becomes a sentence that begins with `failed`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{failed}: {describe_error(error)}.") from error
+    return explained(lambda error: f"{failed}: {describe_error(error)}.")
 
 
 def awaited(value: Any) -> Any:

@@ -57,7 +57,8 @@ class AsyncRolloutSource(RolloutSource):
         """Cancel sampling at its next sample; a thread that waits for a failed rank is left behind."""
         self._collector.cancelled = True
         if self._pending is not None:
-            wait([self._pending], timeout=CLOSE_TIMEOUT_S if self._collector.is_collective else None)
+            is_collective = self._collector.ranks.world_size > 1
+            wait([self._pending], timeout=CLOSE_TIMEOUT_S if is_collective else None)
         self._thread.shutdown(wait=False)
 
 

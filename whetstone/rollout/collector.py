@@ -3,9 +3,9 @@
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, Protocol, Self
 
 from whetstone import seeds
 from whetstone.config import Config
@@ -13,7 +13,7 @@ from whetstone.config.environments import EnvironmentsConfig
 from whetstone.endpoint.choice import ChatCodec
 from whetstone.engines.base import Engine, Request, SamplingParams, generate_open
 from whetstone.environments.toolbox import TOOLBOX, block_arguments
-from whetstone.errors import UserError, first_line, is_out_of_memory
+from whetstone.errors import UserError, explained, first_line, is_out_of_memory
 from whetstone.parallel.collectives import all_gather_data_objects
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rollout.agents.stream import AgentSettings, AgentStream
@@ -23,7 +23,7 @@ from whetstone.rollout.tensor_parallel import stream_of
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.tasks.scoring.process import ScoringRequest
 from whetstone.terminal.stages import advance, show, stage
-from whetstone.types import Finish, Group, Problem, Rollout, Score, Turn
+from whetstone.types import Finish, Group, Outcome, Problem, Rollout, Score, Turn
 
 
 class RolloutCancelled(Exception):
@@ -91,8 +91,37 @@ class EpisodeSettings:
         return replace(problem, tools=(*self.tools, *problem.tools)) if problem.takes_calls else problem
 
 
+@dataclass(frozen=True, kw_only=True)
+class CollectReport:
+    """What was counted and measured while groups were collected."""
+
+    num_truncated_prompts: int = 0
+    scoring_s: float = 0.0  # waiting for scores after the last sample
+    idle_s: float = 0.0  # of the engine, waiting for environments or agents
+    custom_metrics: Mapping[str, list[float]] = field(
+        default_factory=dict
+    )  # from the user's reward functions
+
+    @classmethod
+    def merge(cls, reports: Sequence[Self], seconds: Callable[[Iterable[float]], float] = max) -> Self:
+        """Of several ranks; with `seconds=sum`, of one collection after the other."""
+        names = dict.fromkeys(name for report in reports for name in report.custom_metrics)
+        return cls(
+            num_truncated_prompts=sum(report.num_truncated_prompts for report in reports),
+            scoring_s=seconds(report.scoring_s for report in reports),
+            idle_s=seconds(report.idle_s for report in reports),
+            custom_metrics={
+                name: [value for report in reports for value in report.custom_metrics.get(name, ())]
+                for name in names
+            },
+        )
+
+
 class Collector:
-    is_collective = False  # whether `collect` waits for all ranks
+    """Every rank samples and scores its shard of the problems, and gets the groups of all, in order.
+
+    Of tensor-parallel ranks, which decode the same tokens, only the first scores.
+    """
 
     def __init__(
         self,
@@ -105,18 +134,19 @@ class Collector:
         episodes: EpisodeSettings | None = None,
         agents: AgentSettings | None = None,
         rollout_func: RolloutFunction | None = None,
+        ranks: Ranks = SINGLE,
+        side_group: Any = None,
     ):
+        """`side_group`: a second process group, for a thread that samples during the update."""
         self.engine, self.scorer, self.codec = engine, scorer, codec
         self.agents = agents  # where the rollouts come from an agent
         self.episodes = episodes  # of tasks that have environments
         self.rollout_func = rollout_func  # samples in place of one request for each problem
         self.max_prompt_length = max_prompt_length  # longer prompts are truncated on the left
         self.max_length = max_length  # of prompt plus completion, as the model allows
-        self.num_truncated_prompts = 0  # since the caller last reset these two
-        self.scoring_s = 0.0  # waiting for scores after the last sample
-        self.idle_s = 0.0  # of the engine, waiting for environments or agents
+        self.ranks, self._side_group = ranks, side_group
+        self.report = CollectReport()  # of all collections since the caller last replaced it
         self.cancelled = False  # set from another thread: stop at the next sample
-        self.custom_metrics: dict[str, list[float]] = {}  # from the user's reward functions, reset like these
 
     def collect(
         self,
@@ -126,7 +156,36 @@ class Collector:
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
     ) -> list[Group]:
-        """`num_samples` scored completions per problem; a sample's seed is (seed_parts, problem, sample)."""
+        """`num_samples` scored completions per problem; a sample's seed is (seed_parts, problem, sample).
+
+        All ranks call it together.
+        """
+        earlier, self.report = self.report, CollectReport()
+        groups, failure, cancelled = [], None, False
+        shard = problems[self.ranks.data_rank :: self.ranks.data_size]
+        try:
+            groups = self._collect(shard, num_samples, sampling, seed_parts) if shard else []
+        except UserError as error:
+            failure = str(error)
+        except RolloutCancelled:  # reported too: other ranks may wait for this rank's groups
+            cancelled = True
+        own = (groups, self.report, failure, cancelled)
+        gathered = all_gather_data_objects(self.ranks, own, self._side_group)
+        shards, reports, failures, is_cancelled = zip(*gathered, strict=True)
+        if reason := next(filter(None, failures), None):
+            raise UserError(reason)
+        if any(is_cancelled):
+            raise RolloutCancelled
+        self.report = CollectReport.merge([earlier, CollectReport.merge(reports)], seconds=sum)
+        return [shards[i % len(shards)][i // len(shards)] for i in range(len(problems))]
+
+    def _collect(
+        self,
+        problems: list[Problem],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed_parts: tuple[int | str, ...],
+    ) -> list[Group]:
         if self.episodes is not None and self.episodes.tools:
             problems = [self.episodes.add_tools(problem) for problem in problems]
         encode = self.encode if self.agents is None else lambda *_: ()  # an agent writes its own prompts
@@ -161,9 +220,9 @@ class Collector:
         # Of a rollout whose environment or agent failed: no reward function is called.
         failed = Score(reward=0.0, parts={"correct": 0.0} if is_judged else {}, answer=None)
         ordered = iter(scores)
-        self.scoring_s += time.monotonic() - started
-        for name, values in self.scorer.custom_metrics.items():
-            self.custom_metrics.setdefault(name, []).extend(values)
+        self.report = replace(
+            self.report, scoring_s=time.monotonic() - started, custom_metrics=self.scorer.custom_metrics
+        )
         rollouts = {
             (done.problem, done.sample): Rollout(
                 prompt_ids=prompts[done.problem] if done.prompt_ids is None else done.prompt_ids,
@@ -221,7 +280,7 @@ class Collector:
         for output in generate_open(self.engine, requests, sampling, stream):
             yield from stream.accept(output)
         yield from stream.drain()
-        self.idle_s += stream.idle_s
+        self.report = replace(self.report, idle_s=stream.idle_s)
 
     def _sample_agents(
         self,
@@ -246,7 +305,7 @@ class Collector:
             for output in generate_open(self.engine, first, sampling, stream) if first else ():
                 yield from stream.accept(output)
             yield from stream.drain()
-        self.idle_s += stream.idle_s
+        self.report = replace(self.report, idle_s=stream.idle_s)
 
     def _cancel(self) -> NoReturn:
         self.scorer.discard()
@@ -261,7 +320,7 @@ class Collector:
         prompt = self.codec.encode(problem)
         if self.max_prompt_length is not None and len(prompt) > self.max_prompt_length:
             prompt = prompt[-self.max_prompt_length :]
-            self.num_truncated_prompts += 1
+            self.report = replace(self.report, num_truncated_prompts=self.report.num_truncated_prompts + 1)
         if self.max_length is not None and len(prompt) + max_tokens > self.max_length:
             raise UserError(
                 f"The prompt of {problem.id} has {len(prompt)} tokens, which with {max_tokens} new ones "
@@ -281,8 +340,6 @@ def scoring_request(
         full.append(codec.turn(turn.context_ids or context, turn.completion.token_ids))
         context = turn.observation_ids
     turns = {plain[-1]: full[-1], "\n".join(plain): "\n".join(full)}  # an agent may answer something else
-    if done.outcome is not None:
-        problem = replace(problem, answer={**problem.answer, "outcome": done.outcome})
     first = done.turns[0].completion.token_ids
     rest = [token for turn in done.turns[1:] for token in turn.completion.token_ids]
     finish = done.turns[-1].completion.finish
@@ -292,69 +349,25 @@ def scoring_request(
         turn=turns.get(done.text),
         completion_ids=(*first, *rest) if rest else first,
         truncated=finish is Finish.LENGTH,
+        outcome=None if done.outcome is None else Outcome(**done.outcome),
         messages=done.messages if done.episode is None else done.episode.messages,
         environment=done.state,
         columns=done.columns,
     )
 
 
-@contextlib.contextmanager
-def explain_engine_oom() -> Iterator[None]:
+def explain_engine_oom() -> contextlib.AbstractContextManager[None]:
     """GPU memory that ran out in the engine, as a UserError with the settings to change."""
-    try:
-        yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one
-        if not is_out_of_memory(str(error)):
-            raise
-        raise UserError(
-            f"The GPU's memory ran out in the engine while it sampled ({first_line(error)}): set "
-            "max_num_seqs lower (64), or max_completion_length."
-        ) from None
+    return explained(_engine_oom)
 
 
-class DistributedCollector(Collector):
-    """Shards the problems, samples and scores locally, gathers the groups: every rank gets all, in order.
-
-    Of tensor-parallel ranks, which decode the same tokens, only the first scores.
-    """
-
-    def __init__(self, *args: Any, ranks: Ranks, side_group: Any, **kwargs: Any):
-        """`side_group`: a second process group, for a thread that samples during the update."""
-        super().__init__(*args, **kwargs)
-        self._ranks, self._side_group = ranks, side_group
-        self.is_collective = ranks.world_size > 1
-
-    def collect(self, problems: list[Problem], **options: Any) -> list[Group]:
-        """`Collector.collect` on all ranks: truncated prompts of all, longest `scoring_s` and `idle_s`."""
-        num_truncated, scoring_s, idle_s = self.num_truncated_prompts, self.scoring_s, self.idle_s
-        metrics, self.custom_metrics = self.custom_metrics, {}
-        self.num_truncated_prompts, self.scoring_s, self.idle_s = 0, 0.0, 0.0
-        groups, failure, cancelled = [], None, False
-        shard = problems[self._ranks.data_rank :: self._ranks.data_size]
-        try:
-            groups = super().collect(shard, **options) if shard else []
-        except UserError as error:
-            failure = str(error)
-        except RolloutCancelled:  # reported too: other ranks may wait for this rank's groups
-            cancelled = True
-        counts = (self.num_truncated_prompts, self.scoring_s, self.idle_s, self.custom_metrics)
-        reports = all_gather_data_objects(
-            self._ranks, (groups, failure, cancelled, *counts), self._side_group
-        )
-        failures = [failure for _, failure, *_ in reports if failure is not None]
-        if failures:
-            raise UserError(failures[0])
-        if any(cancelled for _, _, cancelled, *_ in reports):
-            raise RolloutCancelled
-        self.num_truncated_prompts = num_truncated + sum(truncated for *_, truncated, _, _, _ in reports)
-        self.scoring_s = scoring_s + max(seconds for *_, seconds, _, _ in reports)
-        self.idle_s = idle_s + max(seconds for *_, seconds, _ in reports)
-        for *_, own in reports:
-            for name, values in own.items():
-                metrics.setdefault(name, []).extend(values)
-        self.custom_metrics = metrics
-        shards = [groups for groups, *_ in reports]
-        return [shards[i % len(shards)][i // len(shards)] for i in range(len(problems))]
+def _engine_oom(error: Exception) -> str | None:
+    if not isinstance(error, RuntimeError) or not is_out_of_memory(str(error)):
+        return None
+    return (
+        f"The GPU's memory ran out in the engine while it sampled ({first_line(error)}): set max_num_seqs "
+        "lower (64), or max_completion_length."
+    )
 
 
 def sampling_params(config: Config, temperature: float) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from whetstone.config import Config
 from whetstone.rollout.failures import REMEDIES, failures
@@ -11,6 +12,16 @@ from whetstone.types import Finish, Group
 logger = logging.getLogger("whetstone")
 
 PATIENCE = 3  # batches without variance before the warning
+
+
+class Reason(NamedTuple):
+    """Why nothing can be learned, and what to change."""
+
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.text}. {self.remedy}"
 
 
 class LearningSignal:
@@ -55,11 +66,11 @@ def has_learning_signal(groups: Sequence[Group], config: Config) -> bool:
     return len({rollout.score.reward for group in groups for rollout in group.rollouts}) > 1
 
 
-def explain_equal_rewards(groups: Sequence[Group], config: Config) -> str:
-    """Why all rewards are the same, and what to change, in two sentences."""
+def explain_equal_rewards(groups: Sequence[Group], config: Config) -> Reason:
+    """Why all rewards are the same."""
     for failure in failures(groups):
         if failure.is_rule:
-            return f"{failure.text}. {REMEDIES[failure.kind]}"
+            return Reason(failure.text, REMEDIES[failure.kind])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     number = counted(len(rollouts), "completion")
     scored = [rollout for rollout in rollouts if rollout.score.failure is None]
@@ -68,23 +79,29 @@ def explain_equal_rewards(groups: Sequence[Group], config: Config) -> str:
     cut = sum(rollout.completion.finish is Finish.LENGTH for rollout in rollouts)
     unread = sum(rollout.score.answer is None for rollout in rollouts)
     if right == len(rollouts):
-        return f"all {number} were right. Make the problems harder (datasets, or curriculum), or stop."
+        return Reason(
+            f"all {number} were right", "Make the problems harder (datasets, or curriculum), or stop."
+        )
     if not is_judged:  # rows without answers
-        return f"all {number} were paid the same. See what reward_funcs pays, or raise temperature."
+        return Reason(f"all {number} were paid the same", "See what reward_funcs pays, or raise temperature.")
     if right == 0 and cut > len(rollouts) / 2:
         limit = config.rollout.max_completion_length
-        return f"{cut:,} of {number} reached max_completion_length ({limit}), none was right. Raise it."
+        return Reason(
+            f"{cut:,} of {number} reached max_completion_length ({limit}), none was right", "Raise it."
+        )
     if right == 0 and unread > len(rollouts) / 2:
-        return (
-            f"no answer was found in {unread:,} of {number}. Ask for the form of the answer "
-            "(developer_prompt), pay for it (reward_funcs=[accuracy,format]), or take an instruct model."
+        return Reason(
+            f"no answer was found in {unread:,} of {number}",
+            "Ask for the form of the answer (developer_prompt), pay for it (reward_funcs=[accuracy,format]), "
+            "or take an instruct model.",
         )
     if right == 0:
-        return (
-            f"all {number} were wrong. Make the problems easier (datasets, or curriculum), raise "
-            "num_generations, or take a stronger model_name_or_path."
+        return Reason(
+            f"all {number} were wrong",
+            "Make the problems easier (datasets, or curriculum), raise num_generations, or take a stronger "
+            "model_name_or_path.",
         )
-    return (
-        f"{right:,} of {number} were right, but those compared with each other were all paid the same. "
-        "Raise temperature or num_generations, set dynamic_sampling=true, and see what reward_funcs pays."
+    return Reason(
+        f"{right:,} of {number} were right, but those compared with each other were all paid the same",
+        "Raise temperature or num_generations, set dynamic_sampling=true, and see what reward_funcs pays.",
     )

@@ -89,21 +89,26 @@ def variance_metrics(groups: Iterable[Group], advantage: str = "group") -> dict[
     return metrics
 
 
-def check_logprob_difference(metrics: Mapping[str, float], config: Config, staleness: float = 0.0) -> None:
-    """Raise a UserError when the logprobs of engine and trainer differ by more than rounding.
+def logprob_bound(config: Config, staleness: float = 0.0) -> float | None:
+    """By how much the logprobs of engine and trainer may differ in the mean; None: there is no bound.
 
-    top_p raises the engine's logprobs by at most -log(top_p) per token. top_k and min_p have no bound: with
-    them nothing is checked.
+    top_p raises the engine's logprobs by at most -log(top_p) per token; for top_k and min_p nothing is known.
     """
     if config.loss.is_supervised or config.rollout.top_k or config.rollout.min_p:
-        return
+        return None
     if staleness and engine_traits(config.rollout.rollout_engine).in_process:
-        return  # an in-process copy can't miss an update
+        return None  # an in-process copy can't miss an update
+    allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)
+    return allowed - math.log(config.rollout.top_p)
+
+
+def check_logprob_difference(metrics: Mapping[str, float], config: Config, staleness: float = 0.0) -> None:
+    """Raise a UserError when the logprobs of engine and trainer differ by more than rounding."""
+    if (bound := logprob_bound(config, staleness)) is None:
+        return
     difference = metrics["sampling/sampling_logp_difference/mean"]
     if non_finite(difference=difference) and metrics.get("skipped_steps"):
         return  # the trainer's own logprobs: `max_skipped_steps` ends such a run
-    allowed = config.engines.max_logprob_difference * (STALE_FACTOR if staleness else 1)
-    bound = allowed - math.log(config.rollout.top_p)
     if difference <= bound:
         return
     name = config.rollout.rollout_engine

@@ -8,7 +8,7 @@ from typing import Any
 
 from whetstone.config import Config, Plan
 from whetstone.errors import UserError
-from whetstone.rollout.collector import Collector, sampling_params
+from whetstone.rollout.collector import Collector, CollectReport, sampling_params
 from whetstone.rollout.curriculum import Curriculum
 from whetstone.rollout.learning_signal import has_signal
 from whetstone.tasks.mixture import Mixture
@@ -71,8 +71,7 @@ class RolloutSource:
         """Sample and score the batch of optimizer step `step` with the engine's current weights."""
         started = time.monotonic()
         collector = self._collector
-        collector.num_truncated_prompts, collector.scoring_s, collector.idle_s = 0, 0.0, 0.0
-        collector.custom_metrics = {}
+        collector.report = CollectReport()
         size = self._plan.prompts_per_batch
         first = step // self._plan.updates_per_batch * size
         indices = list(range(first, first + size))
@@ -81,18 +80,19 @@ class RolloutSource:
         if self._config.rollout.dynamic_sampling:
             num_resampled = self._resample_zero_variance(step, groups, indices)
             metrics["dynamic_sampling/resample_ratio"] = num_resampled / size
-        metrics["prompts_truncated"] = float(collector.num_truncated_prompts)
+        report = collector.report
+        metrics["prompts_truncated"] = float(report.num_truncated_prompts)
         if any(rollout.episode is not None for group in groups for rollout in group.rollouts):
-            metrics["episodes/idle_s"] = collector.idle_s
+            metrics["episodes/idle_s"] = report.idle_s
         self._curriculum.observe(self._first)
         return RolloutBatch(
             groups=groups,
             indices=indices,
             levels=levels,
             seconds=time.monotonic() - started,
-            scoring_s=collector.scoring_s,
+            scoring_s=report.scoring_s,
             metrics=metrics,
-            own_metrics={name: fmean(values) for name, values in collector.custom_metrics.items() if values},
+            own_metrics={name: fmean(values) for name, values in report.custom_metrics.items() if values},
         )
 
     def probe(self, first: int, number: int) -> list[Group]:

@@ -11,11 +11,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from whetstone.config import Config, flatten
-from whetstone.errors import UserError
+from whetstone.errors import explained
 from whetstone.files import atomic_write, explain_disk_errors, json_safe
 from whetstone.run.atomic_folder import free_path
 from whetstone.terminal.text import counted
@@ -46,7 +47,7 @@ class MetricsLog:
         self._path = folder / "metrics.jsonl"
         self._sinks: dict[str, Sink] = {}
         for name in run.report_to if has_sinks else ():
-            with _start(name):
+            with explained(partial(_start_error, name)):
                 self._sinks[name] = SINKS[name](folder, config, resume_step)
         rows: list[dict[str, Any]] = []
         if resume_step is not None:
@@ -210,18 +211,12 @@ def trackio_sink(folder: Path, config: Config, resume_step: int | None) -> Sink:
 SINKS = {"wandb": wandb_sink, "tensorboard": tensorboard_sink, "trackio": trackio_sink}
 
 
-@contextlib.contextmanager
-def _start(name: str) -> Iterator[None]:
-    """An error at the start of a sink as a UserError."""
-    try:
-        yield
-    except ImportError as error:
+def _start_error(name: str, error: Exception) -> str | None:
+    """Why a sink could not start; None: a bug."""
+    if isinstance(error, ImportError):
         if error.name is not None and error.name.split(".")[0] != name:
-            raise  # it is there, but something it needs is broken: its own message knows more
-        raise UserError(f"report_to needs {name}: `pip install {name}`, or set report_to=none.") from None
-    except UserError:
-        raise
-    except Exception as error:
-        text = str(error).strip().rstrip(".") or type(error).__name__
-        remedy = "`wandb login` or WANDB_MODE=offline, or " if name == "wandb" else ""
-        raise UserError(f"report_to: {name} could not start ({text}): try {remedy}report_to=none.") from error
+            return None  # it is there, but something it needs is broken: its own message knows more
+        return f"report_to needs {name}: `pip install {name}`, or set report_to=none."
+    text = str(error).strip().rstrip(".") or type(error).__name__
+    remedy = "`wandb login` or WANDB_MODE=offline, or " if name == "wandb" else ""
+    return f"report_to: {name} could not start ({text}): try {remedy}report_to=none."

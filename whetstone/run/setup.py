@@ -34,7 +34,7 @@ from whetstone.parallel.local_ranks import SHARE_GPU, shares_gpu
 from whetstone.parallel.mesh import SINGLE, Ranks
 from whetstone.rewards.verify import check_reward_funcs, verify
 from whetstone.rollout.async_source import AsyncRolloutSource
-from whetstone.rollout.collector import DistributedCollector, EpisodeSettings, NullScorer
+from whetstone.rollout.collector import Collector, EpisodeSettings, NullScorer
 from whetstone.rollout.learning_signal import LearningSignal
 from whetstone.rollout.rollout_func import RolloutFunction
 from whetstone.rollout.source import RolloutSource
@@ -180,7 +180,7 @@ def build(
     return run, checkpoint, scalars.get("seconds", 0.0)
 
 
-def make_source(collector: DistributedCollector, tasks: Mixture, config: Config, plan: Plan) -> RolloutSource:
+def make_source(collector: Collector, tasks: Mixture, config: Config, plan: Plan) -> RolloutSource:
     """Where the batches come from: samples of this step, samples one step ahead, or solutions."""
     source_type = AsyncRolloutSource if config.rollout.async_rollouts else RolloutSource
     if config.loss.is_supervised:
@@ -353,14 +353,14 @@ def _make_rollout_func(config: Config, policy: Policy) -> RolloutFunction | None
 
 def make_collector(
     config: Config, policy: Policy, scorer: Any, stack: contextlib.ExitStack, now: str | None = None
-) -> DistributedCollector:
+) -> Collector:
     """The collector of all ranks, with the configured engine. `now`: the moment that prompts may tell."""
     engine = make_engine(with_room_for_turns(config), policy)
     stack.callback(engine.close)
     is_async = config.rollout.async_rollouts > 0
     side_group = new_gloo_group(policy.ranks, config.parallel.collective_timeout_s) if is_async else None
     chat = Chat(policy.tokenizer, config.model, now)
-    return DistributedCollector(
+    return Collector(
         engine,
         scorer,
         chat,

@@ -31,9 +31,10 @@ from whetstone.config import Config, TaskSpec
 from whetstone.errors import UserError, did_you_mean
 from whetstone.seeds import seed
 from whetstone.tasks.prompts import Messages, build_messages, developer_prompt
-from whetstone.types import Problem, TaskScore
+from whetstone.types import Outcome, Problem, TaskScore
 
 NO_THOUGHTS = "<think>\n</think>\n"  # what the gold answers of tasks begin with
+_MAX_ANSWER = 200  # characters that are kept of an episode's last turn
 
 
 class Task(ABC):
@@ -63,6 +64,11 @@ class Task(ABC):
     @abstractmethod
     def score(self, problem: Problem, text: str) -> TaskScore:
         """Score a completion's text. Never raises on what a model wrote."""
+
+    def score_episode(self, problem: Problem, outcome: Outcome) -> TaskScore:
+        """Score an episode by its environment's judgement."""
+        answer = outcome.last[:_MAX_ANSWER] or None
+        return TaskScore(correct=outcome.correct, reward=outcome.reward, answer=answer)
 
     @classmethod
     def environments(cls, spec: TaskSpec) -> tuple[str, ...]:

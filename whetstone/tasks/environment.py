@@ -12,8 +12,6 @@ from whetstone.seeds import seed
 from whetstone.tasks.base import Task
 from whetstone.types import Problem, TaskScore
 
-MAX_ANSWER = 200  # characters that are kept of the last turn
-
 
 class EnvironmentTask(Task):
     """A problem opens with what `reset` returns in this process; the episode runs in a process of its own."""
@@ -47,20 +45,10 @@ class EnvironmentTask(Task):
         )
 
     def score(self, problem: Problem, text: str) -> TaskScore:
-        return score_outcome(problem)
+        return TaskScore(correct=False, reward=0.0)  # no episode, so no judgement
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {"seed": problem.answer["seed"]}
-
-
-def score_outcome(problem: Problem) -> TaskScore:
-    """By what the environment said, which the collector has put into the answer."""
-    outcome = problem.answer.get("outcome")
-    if outcome is None:
-        return TaskScore(correct=False, reward=0.0)
-    return TaskScore(
-        correct=outcome["correct"], reward=outcome["reward"], answer=outcome["last"][:MAX_ANSWER] or None
-    )
 
 
 def environment_task(

@@ -19,7 +19,6 @@ from whetstone.errors import UserError
 from whetstone.seeds import seed
 from whetstone.tasks import rows
 from whetstone.tasks.base import check_setting_names
-from whetstone.tasks.environment import score_outcome
 from whetstone.tasks.row_reader import PROMPT_COLUMNS, cell, read_messages
 from whetstone.types import Problem, TaskScore
 
@@ -98,7 +97,7 @@ class EnvironmentRowsTask(rows.RowTask):
         )
 
     def score(self, problem: Problem, text: str) -> TaskScore:
-        return score_outcome(problem)
+        return TaskScore(correct=False, reward=0.0)  # no episode, so no judgement
 
     def columns(self, problem: Problem) -> dict[str, Any]:
         return {"seed": problem.answer["seed"], **problem.answer["row"]}

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from whetstone.errors import UserError
+from whetstone.errors import first_line
 from whetstone.parallel.mesh import Ranks
 
 T = TypeVar("T")
@@ -30,12 +30,13 @@ def split_all(items: list[T], split: Callable[[T], list[T]]) -> bool:
     return len(items) > before
 
 
-def oom_error(error: torch.OutOfMemoryError, ranks: Ranks, tokens: int) -> UserError:
+def explain_oom(error: Exception, ranks: Ranks, tokens: int) -> str | None:
     """What to change; `tokens` is the micro-batch size that failed (0: not known yet)."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return None
     whose = "The GPU's memory" if ranks.world_size == 1 else f"The memory of rank {ranks.rank}'s GPU"
-    reason = str(error).splitlines()[0].rstrip(".")
     current = f" (it was {tokens:,})" if tokens else ""
-    return UserError(
-        f"{whose} ran out in the update ({reason}): set micro_batch_tokens lower{current}, "
+    return (
+        f"{whose} ran out in the update ({first_line(error)}): set micro_batch_tokens lower{current}, "
         "gradient_checkpointing=true, optim=adamw_8bit or cpu_offload=optimizer."
     )

@@ -7,7 +7,7 @@ micro-batches; normalizers and metrics cover all ranks.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from whetstone.algorithm.advantages import explained_variance
 from whetstone.config import Config, Plan
 from whetstone.cost.memory import activation_bytes, memory_plan, setup_of
 from whetstone.cost.shape import shape_of
-from whetstone.errors import UserError, non_finite
+from whetstone.errors import UserError, explained, non_finite
 from whetstone.model.compilation import compile_layers, should_compile
 from whetstone.model.critic import Critic
 from whetstone.model.memory import usable_memory
@@ -33,7 +33,7 @@ from whetstone.update.coefficients import Coefficients
 from whetstone.update.experience import Experience, ExperienceBuilder, split_experience
 from whetstone.update.gradient import GradientAccumulator, TokenMeans, profile_range
 from whetstone.update.micro_batch_size import MicroBatchSize, PlannedSize, find_size, synthetic_batch
-from whetstone.update.oom import oom_error, retry_on_oom, split_all
+from whetstone.update.oom import explain_oom, retry_on_oom, split_all
 from whetstone.update.packing import Batch, pack_minibatches, split_batch
 
 logger = logging.getLogger("whetstone")
@@ -310,12 +310,8 @@ class Updater:
 
         return retry_on_oom(work, reduce)
 
-    @contextlib.contextmanager
-    def _oom_as_user_error(self) -> Iterator[None]:
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise oom_error(error, self.ranks, self.micro_batch_size.tokens) from None
+    def _oom_as_user_error(self) -> contextlib.AbstractContextManager[None]:
+        return explained(lambda error: explain_oom(error, self.ranks, self.micro_batch_size.tokens))
 
     def _zero_grad(self) -> None:
         for optimizer in self._optimizers:

@@ -2,11 +2,12 @@
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from whetstone.config.plugins import is_plugin
 from whetstone.errors import UserError
+from whetstone.tasks.scoring.batch import Batch
 from whetstone.tasks.scoring.process import Job
 
 _BROKEN_AFTER = 3  # calls for one answer each that all hang or die: the function is broken, not an answer
@@ -16,16 +17,13 @@ logger = logging.getLogger(__name__)
 class CustomCalls:
     """The calls that are not finished, and what the finished ones returned."""
 
-    def __init__(
-        self, funcs: Mapping[str, str], parts: dict[int, dict[str, float]], failures: dict[int, str]
-    ) -> None:
-        """`funcs`: function -> name of its part. `parts` and `failures` of the answers are filled in here."""
+    def __init__(self, funcs: Mapping[str, str], batch: Batch) -> None:
+        """`funcs`: function -> name of its part. The answers of `batch` get its values and failures."""
         self._names = {spec: name for spec, name in funcs.items() if is_plugin(spec)}
-        self._parts, self._failures = parts, failures
+        self._batch = batch
         self.jobs: deque[Job] = deque()  # not sent to a worker yet
         self.pending: set[tuple[str, tuple[int, ...]]] = set()
         self.metrics: dict[str, list[float]] = {}  # from `log_metric`, the values of all calls
-        self.extra: dict[int, dict[str, Any]] = {}  # answer -> column -> value, from `log_extra`
         self._single_calls: dict[str, list[bool]] = {}  # function -> which calls for one answer succeeded
 
     def start(self, numbers: Sequence[int]) -> None:
@@ -52,11 +50,12 @@ class CustomCalls:
         if len(job.numbers) == 1:
             self._single_calls.setdefault(job.spec, []).append(True)
         name = self._names[job.spec]
-        for number, value in zip(job.numbers, values, strict=True):
+        answers = [self._batch.answers[number] for number in job.numbers]
+        for pending, value in zip(answers, values, strict=True):
             if isinstance(value, str):  # why it can't be used
-                self._failures[number] = f"{name} {value}"
+                self._batch.fail(pending, f"{name} {value}")
             elif value is not None:
-                self._parts.setdefault(number, {})[name] = float(value)
+                pending.parts[name] = float(value)
         for metric, logged in message["metrics"].items():
             self.metrics.setdefault(metric, []).extend(map(float, logged))
         for column, entries in message["columns"].items():
@@ -67,8 +66,8 @@ class CustomCalls:
                     "completion."
                 )
                 continue
-            for number, entry in zip(job.numbers, entries, strict=True):
-                self.extra.setdefault(number, {})[column] = entry
+            for pending, entry in zip(answers, entries, strict=True):
+                pending.extra[column] = entry
 
     def on_failure(self, job: Job, failure: str) -> None:
         """Retry one answer at a time to find the one at fault; stop where each of the first hangs or dies."""
@@ -77,7 +76,7 @@ class CustomCalls:
             for number in job.numbers:
                 self._call(job.spec, (number,))
             return
-        self._failures.update(dict.fromkeys(job.numbers, failure))
+        self._fail(job.numbers, failure)
         results = self._single_calls.setdefault(job.spec, [])
         results.append(False)
         is_slow = failure in ("timeout", "crash")
@@ -85,4 +84,8 @@ class CustomCalls:
             for other in [other for other in self.jobs if other.spec == job.spec]:
                 self.jobs.remove(other)
                 self.pending.remove((other.spec, other.numbers))
-                self._failures.update(dict.fromkeys(other.numbers, failure))
+                self._fail(other.numbers, failure)
+
+    def _fail(self, numbers: Iterable[int], failure: str) -> None:
+        for number in numbers:
+            self._batch.fail(self._batch.answers[number], failure)

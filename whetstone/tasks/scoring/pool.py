@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple
+from typing import Any
 
 from whetstone.config.plugins import is_plugin
 from whetstone.config.sections import Config
@@ -23,6 +23,7 @@ from whetstone.rewards.builtin import TASK_REWARD, combine, part_names
 from whetstone.rewards.verify import check_reward_funcs
 from whetstone.sandbox.worker_process import available_cores
 from whetstone.tasks.registry import task_class
+from whetstone.tasks.scoring.batch import Batch, Pending, TaskResult
 from whetstone.tasks.scoring.custom_calls import CustomCalls
 from whetstone.tasks.scoring.process import Job, ScoringProcess, ScoringRequest, split_of
 from whetstone.terminal.stages import reach
@@ -35,14 +36,6 @@ _MAX_CALL_S = 300.0  # for a whole list of answers given to a function of the us
 _MAX_FAILED_STARTS = 3
 _MIN_FAILURES = 3  # fewer never stop a run, whatever their share
 _WINDOW = 10  # batches whose failures count together, so that small steps can't hide them
-
-
-class _Details(NamedTuple):
-    """What a task reported beside the numbers: the extracted answer, and the outcome of a program."""
-
-    answer: str | None = None
-    outcome: str | None = None
-    tests: tuple[str, ...] = ()
 
 
 class Scorer(contextlib.AbstractContextManager["Scorer"]):
@@ -75,30 +68,18 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
     def discard(self) -> None:
         """Forget everything submitted since the last `gather`."""
         self._round += 1
-        self._requests: list[ScoringRequest] = []
+        self._batch = Batch()
         self._unsent: dict[bool, deque[int]] = {True: deque(), False: deque()}  # for isolated workers, open
-        self._parts: dict[int, dict[str, float]] = {}
-        self._seconds: dict[int, float] = {}
-        self._details: dict[int, _Details] = {}
-        self._scored: dict[int, tuple[dict[str, float], _Details, str | None]] = {}  # by the task alone
-        self._failed: dict[int, str] = {}
-        self._first: dict[tuple[int, str, int], int] = {}  # problem, text and length -> the first such answer
-        self._repeats: dict[int, list[int]] = {}  # first answer -> the same ones behind it, which it scores
-        self._alone: set[int] = set()  # answers of a job that ended a worker: each gets a job of its own
-        self._crashed_once: set[int] = set()  # answers whose scoring ended a worker
         funcs = dict(zip(self._config.tasks.reward_funcs, self._names, strict=True))
-        self._custom = CustomCalls(funcs, self._parts, self._failed)
+        self._custom = CustomCalls(funcs, self._batch)
 
     def submit(self, request: ScoringRequest) -> None:
         """Its score comes from `gather`. The same answer to the same problem is scored once."""
-        number = len(self._requests)
-        self._requests.append(request)
-        key = (id(request.problem), self._turn(request), len(request.completion_ids))
-        first = self._first.setdefault(key, number)
-        if first == number:
+        text, length = self._turn(request), len(request.completion_ids)
+        key = (id(request.problem), text, length, id(request.outcome))  # every episode has an outcome object
+        if self._batch.add(request, key):
+            number = len(self._batch.answers) - 1
             self._unsent[self._is_isolated[request.problem.task]].append(number)
-        else:
-            self._repeats.setdefault(first, []).append(number)
         if time.monotonic() - self._polled_at > _POLL_S:
             self._poll(0.0)
 
@@ -107,27 +88,30 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
 
     def gather(self) -> list[Score]:
         """Wait for everything submitted since the last call: the scores in order of submission."""
-        numbers = range(len(self._requests))
-        self._custom.start(numbers)
+        answers = self._batch.answers
+        self._custom.start(range(len(answers)))
         for unsent in self._unsent.values():  # answers to a problem together: a worker knows what it just ran
-            ordered = sorted(unsent, key=lambda number: id(self._requests[number].problem))
+            ordered = sorted(unsent, key=lambda number: id(answers[number].request.problem))
             unsent.clear()
             unsent.extend(ordered)
         try:
-            while len(self._details) < len(self._first) or self._custom.pending:
+            while self._batch.num_unscored or self._custom.pending:
                 self._poll(1.0)
                 self._check_failures()
-                reach(len(self._requests) - len(self._first) + len(self._details))
-            self._score_repeats()
-            for number, parts in self._parts.items():  # else it would be trained on as if it were worth 0
-                if number not in self._failed and not any(name in parts for name in self._names):
-                    self._failed[number] = "no reward function returned a number"
+                reach(len(answers) - self._batch.num_unscored)
+            for pending in answers:
+                if pending.same_as is not None and pending.same_as.result is not None:
+                    self._batch.record(pending, pending.same_as.result)
+            for pending in answers:  # else it would be trained on as if it were worth 0
+                if pending.failure is None and not any(name in pending.parts for name in self._names):
+                    self._batch.fail(pending, "no reward function returned a number")
             self._check_failures()
-            self.failures = len(self._failed)
-            self._recent.append((self.failures, len(numbers)))
+            self.failures = len(self._batch.failed)
+            self._recent.append((self.failures, len(answers)))
             self.custom_metrics = self._custom.metrics
-            self.seconds = [self._seconds.get(number, self._limit_s) for number in numbers]
-            return [self._final_score(number) for number in numbers]
+            results = [pending.result for pending in answers if pending.result is not None]
+            self.seconds = [self._limit_s if r.seconds is None else r.seconds for r in results]
+            return [self._final_score(*both) for both in zip(answers, results, strict=True)]
         finally:
             for index, worker in enumerate(self._workers):
                 if worker.job is not None:  # only after an error
@@ -184,18 +168,19 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         if unsent:
             colleagues = sum(other.isolated == worker.isolated for other in self._workers)
             size = min(_MAX_CHUNK, len(unsent), max(1, -(-len(unsent) // (2 * colleagues))))
-            if self._alone:
-                size = next((max(1, n) for n in range(size) if unsent[n] in self._alone), size)
+            alone = (max(1, n) for n in range(size) if self._batch.answers[unsent[n]].is_alone)
+            size = next(alone, size)
             return Job("score", tuple(unsent.popleft() for _ in range(size)))
         return self._custom.jobs.popleft() if self._custom.jobs and not worker.isolated else None
 
     def _send_job(self, index: int, worker: ScoringProcess, job: Job) -> None:
-        requests = [self._requests[number] for number in job.numbers]
+        requests = [self._batch.answers[number].request for number in job.numbers]
         if job.kind == "score":
             limit_s = self._limit_s
             rows = zip(job.numbers, requests, strict=True)
             payload: Any = [
-                (number, r.problem, self._turn(r), len(r.completion_ids), r.truncated) for number, r in rows
+                (number, r.problem, self._turn(r), len(r.completion_ids), r.truncated, r.outcome)
+                for number, r in rows
             ]
         else:
             limit_s = min(self._limit_s * len(requests), max(self._limit_s, _MAX_CALL_S))
@@ -238,10 +223,9 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         failure = result["failure"] or ("timeout" if result["seconds"] > self._limit_s else None)
         if not all(math.isfinite(value) for value in parts.values()):
             failure = failure or "error: a score that is not finite"
-        details = _Details(result["answer"], result["outcome"], tuple(result["tests"]))
+        outcome = (result["answer"], result["outcome"], tuple(result["tests"]))
         if worker.round == self._round:
-            self._seconds[number] = result["seconds"]
-            self._record(number, parts, details, failure)
+            self._record(number, TaskResult(parts, failure, result["seconds"], *outcome))
         if not worker.waiting:
             worker.job = None
 
@@ -267,15 +251,17 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         if worker.job.kind == "custom":
             self._custom.on_failure(worker.job, failure)
         elif worker.isolated and len(worker.waiting) > 1:
-            self._alone.update(worker.waiting)
+            for number in worker.waiting:
+                self._batch.answers[number].is_alone = True
             self._put_back(worker.job, tuple(worker.waiting), worker.isolated)
         else:
             suspect, *rest = worker.waiting
-            if failure == "crash" and suspect not in self._crashed_once:
-                self._crashed_once.add(suspect)  # the worker may have been killed from outside: try again
+            pending = self._batch.answers[suspect]
+            if failure == "crash" and not pending.has_crashed:
+                pending.has_crashed = True  # the worker may have been killed from outside: try again
                 rest = [suspect, *rest]
             else:
-                self._record(suspect, {}, _Details(), failure)
+                self._record(suspect, TaskResult({}, failure))
             self._put_back(worker.job, tuple(rest), worker.isolated)
 
     def _put_back(self, job: Job, numbers: tuple[int, ...], isolated: bool) -> None:
@@ -288,35 +274,26 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
         self._workers[index].process.close()
         self._workers[index] = ScoringProcess(self._config, isolated=self._workers[index].isolated)
 
-    def _record(self, number: int, parts: dict[str, float], details: _Details, failure: str | None) -> None:
-        if failure:
-            problem = self._requests[number].problem
+    def _record(self, number: int, result: TaskResult) -> None:
+        pending = self._batch.answers[number]
+        if result.failure:
+            problem = pending.request.problem
             reward = self._failure_rewards.get((split_of(problem), problem.task), 0.0)
             parts = {"correct": 0.0, **({TASK_REWARD: reward} if TASK_REWARD in self._names else {})}
-            self._failed[number] = failure
-        self._parts.setdefault(number, {}).update(parts)
-        self._details[number] = details
-        self._scored[number] = (parts, details, failure)
-
-    def _score_repeats(self) -> None:
-        for first, repeats in self._repeats.items():
-            parts, details, failure = self._scored[first]
-            for number in repeats:
-                self._record(number, parts, details, failure)
-                if first in self._seconds:
-                    self._seconds[number] = self._seconds[first]
+            result = result._replace(parts=parts)
+        self._batch.record(pending, result)
 
     def _check_failures(self) -> None:
         """Raise where this batch, alone or with the recent ones, has more failures than allowed."""
-        if not self._failed:
+        failed = self._batch.failed
+        if not failed:
             return
         share = self._max_failure_fraction
-        now = (len(self._failed), len(self._requests))
+        now = (len(failed), len(self._batch.answers))
         for batches in ([now], [now, *self._recent]):
             count, total = (sum(numbers) for numbers in zip(*batches, strict=True))
             if count >= _MIN_FAILURES and count > share * total:
-                number, reason = next(iter(self._failed.items()))
-                request = self._requests[number]
+                request, reason = failed[0].request, failed[0].failure
                 raise UserError(
                     f"Scoring failed on {count} of {total} answers, more than max_reward_failure_fraction "
                     f"({share:g}) allows. The first was {request.problem.id} with '{reason}', on the text "
@@ -324,19 +301,19 @@ class Scorer(contextlib.AbstractContextManager["Scorer"]):
                     f"({self._limit_s:g} s) or that share."
                 )
 
-    def _final_score(self, number: int) -> Score:
-        parts, failure = self._parts[number], self._failed.get(number)
+    def _final_score(self, pending: Pending, result: TaskResult) -> Score:
+        parts, failure = pending.parts, pending.failure
         paid = {
             name: value for name, value in parts.items() if not failure or (name == TASK_REWARD and value < 0)
         }
-        reward = combine(paid, self._names, self._config.tasks.reward_weights)
-        ordered = {name: parts[name] for name in ("correct", *self._names) if name in parts}
         return Score(
-            reward=reward,
-            parts=ordered,
+            reward=combine(paid, self._names, self._config.tasks.reward_weights),
+            parts={name: parts[name] for name in ("correct", *self._names) if name in parts},
             failure=failure,
-            extra=self._custom.extra.get(number, {}),
-            **self._details[number]._asdict(),
+            extra=pending.extra,
+            answer=result.answer,
+            outcome=result.outcome,
+            tests=result.tests,
         )
 
 

@@ -21,7 +21,7 @@ from whetstone.sandbox.fork_server import ForkedWorker, is_supported
 from whetstone.sandbox.pool import free_user_number, strongest_kind
 from whetstone.sandbox.worker_process import WorkerProcess
 from whetstone.tasks.registry import evaluating_tasks, task_class
-from whetstone.types import Message, Problem
+from whetstone.types import Message, Outcome, Problem
 
 START_LIMIT_S = 120.0
 _WORKER = "whetstone.tasks.scoring.worker"
@@ -44,6 +44,7 @@ class ScoringRequest:
     turn: str | None = None  # with what the prompt began of it; None: `text` behind `assistant_prefix`
     completion_ids: Sequence[int]
     truncated: bool
+    outcome: Outcome | None = None  # of an episode; None: the task scores the text
     messages: Sequence[Message] | None = None  # of an episode: what was said behind the prompt
     environment: Mapping[str, Any] | None = None  # the state of its environment, for reward functions
     columns: Mapping[str, Any] | None = None  # extra fields of a `rollout_func`, for reward functions

@@ -27,7 +27,7 @@ from whetstone.sandbox.isolate import isolate
 from whetstone.tasks.base import Task
 from whetstone.tasks.registry import make_tasks
 from whetstone.tasks.scoring.process import ScoringRequest, split_of
-from whetstone.types import Problem, TaskScore
+from whetstone.types import Outcome, Problem, TaskScore
 
 PACKAGES = ("reasoning_gym", "math_verify", "sympy", "numpy")  # what isolated scorers may import late
 _MEMORY_MB = 4096  # of address space: an answer such as 10^{10^{10}} would take all there is
@@ -63,14 +63,18 @@ class RewardWorker:
         ]
 
     def score(
-        self, problem: Problem, text: str, num_tokens: int, truncated: bool
+        self, problem: Problem, text: str, num_tokens: int, truncated: bool, outcome: Outcome | None = None
     ) -> tuple[dict[str, float], TaskScore]:
         """The built-in parts of one answer's reward, with "correct", and the score of its task.
 
         A truncated thought is no answer.
         """
-        is_answer = not truncated or text.rfind("<think>") <= text.rfind("</think>")
-        task_score = self._tasks[split_of(problem)][problem.task].score(problem, text if is_answer else "")
+        task = self._tasks[split_of(problem)][problem.task]
+        if outcome is None:
+            is_answer = not truncated or text.rfind("<think>") <= text.rfind("</think>")
+            task_score = task.score(problem, text if is_answer else "")
+        else:
+            task_score = task.score_episode(problem, outcome)
         context = RewardContext(
             config=self._config, problem=problem, text=text, num_tokens=num_tokens, task_score=task_score
         )
