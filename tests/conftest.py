@@ -54,7 +54,7 @@ LONGEST = (
     "environments/test_episodes.py",
     "environments/test_pool.py",
     "sandbox/test_hostile.py",
-    "trl/test_trainer.py",
+    "benchmarks/test_trl.py",
     "tasks/test_gym_junk.py",
     "run/test_preflight.py",
     "torture/test_torture.py",

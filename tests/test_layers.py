@@ -41,9 +41,7 @@ MAY_IMPORT: dict[str, str] = {
     "watch": "errors types files sandbox endpoint model run inference diagnosis",
     "report": "errors files terminal model evaluation run diagnosis watch",
     "export": "errors terminal config model report run",
-    "trl": "errors types terminal config environments tasks algorithm model rollout update evaluation run "
-    "report export",
-    "train": "types seeds terminal config parallel model rollout evaluation run report export trl",
+    "train": "types seeds terminal config parallel model rollout evaluation run report export",
     "api": "errors files config engines inference report rewards run export train",
     "commands": "errors types seeds files terminal config sandbox environments tasks parallel model engines "
     "cost rollout update evaluation run inference serving diagnosis report watch export train",
@@ -56,7 +54,7 @@ MAY_DISTRIBUTE = ("parallel", "run/checkpoint")
 ADAPTER_OF = {
     "vllm": "engines/servers/vllm",
     "sglang": "engines/servers/sglang",
-    "trl": "trl",
+    "trl": (),
     "ray": ("commands/launch", "sandbox/ray_pool"),
     "wandb": "run/metrics",
     "tensorboard": "run/metrics",

@@ -159,8 +159,8 @@ def train(source: Source = ..., **settings: Any) -> Run:
 def steps(source: Source = ..., **settings: Any) -> Iterator[Step]:
     """Train step by step: `for step in steps(...)`. Leaving the loop early saves a checkpoint."""
     loaded = _load(source, settings)
-    if loaded.config.run.trainer != "whetstone" or loaded.config.evaluation.eval_only:
-        raise UserError("whetstone.steps needs our own training: set trainer=whetstone, eval_only=false.")
+    if loaded.config.evaluation.eval_only:
+        raise UserError("whetstone.steps trains: set eval_only=false, or call whetstone.evaluate.")
     if loaded.config.update.sft_steps:
         loaded = start_from_sft(loaded, run_training)
     with open_training(loaded) as (run, step, started_at):

@@ -46,10 +46,6 @@ def train(loaded: LoadedConfig) -> dict[str, Any]:
         return evaluate_only(loaded)
     if config.update.sft_steps:
         loaded = start_from_sft(loaded, train)
-    if config.run.trainer == "trl":
-        from whetstone.trl import train_with_trl
-
-        return train_with_trl(loaded)
     with open_training(loaded) as (run, step, started_at):
         for done in loop(run, step, started_at):
             step = done.step

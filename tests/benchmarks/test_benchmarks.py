@@ -2,7 +2,7 @@
 runs out cleanly. What they measure is not tested here.
 """
 
-import importlib
+import importlib.machinery
 import json
 import subprocess
 import sys
@@ -24,6 +24,12 @@ def reachable(monkeypatch):
 @pytest.mark.parametrize("script", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
 def test_every_script_can_be_imported(script):
     importlib.import_module(script)
+
+
+def test_the_folder_trl_does_not_hide_trl():
+    pytest.importorskip("trl")
+    spec = importlib.machinery.PathFinder.find_spec("trl", [str(BENCHMARKS), *sys.path])
+    assert spec is not None and spec.origin is not None and BENCHMARKS not in Path(spec.origin).parents
 
 
 def test_shares_of_the_matrix_rate_by_hand():

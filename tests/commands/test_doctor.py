@@ -243,11 +243,11 @@ def test_running_servers_and_own_engines(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_extras(installed: dict[str, str]) -> None:
     checks = packages.check_extras(None)
-    assert [check.name for check in checks] == ["trl", "ray", "wandb", "tensorboard", "trackio"]
+    assert [check.name for check in checks] == ["ray", "wandb", "tensorboard", "trackio"]
     assert {check.status for check in checks} == {"warning"}
-    needed = config_of("report_to=tensorboard", "trainer=trl", "sandbox_pool=ray")
+    needed = config_of("report_to=tensorboard", "sandbox_pool=ray")
     checks = packages.check_extras(needed)
-    assert [check.name for check in checks] == ["tensorboard", "trl", "ray"]
+    assert [check.name for check in checks] == ["tensorboard", "ray"]
     assert {check.status for check in checks} == {"problem"}
     assert packages.check_extras(config_of()) == []
     installed["tensorboard"] = "2.18.0"

@@ -180,7 +180,5 @@ def test_one_line_of_advice_or_none():
 
 
 def test_what_can_not_be_profiled(capsys):
-    assert run(["profile", "quickstart", "trainer=trl"]) == 2
-    assert "trainer=whetstone" in capsys.readouterr().err
     assert run(["profile", "quickstart", "--steps", "0"]) == 2
     assert "--steps" in capsys.readouterr().err

@@ -330,6 +330,14 @@ def test_a_smaller_batch_is_no_less_memory(tmp_path: Path) -> None:
     assert load(file, ["per_device_train_batch_size=8"]).notes == () == load(file).notes
 
 
+def test_the_trainer_is_ours(tmp_path: Path) -> None:
+    """`trainer` was a key; TRL's own is a benchmark."""
+    for text, words in (("trainer: trl", []), ("beta: 0", ["trainer=trl"])):
+        with pytest.raises(UserError, match=r"^trainer \(.*\) is not supported: .*python -m benchmarks\.trl"):
+            load(written(tmp_path, text), words)
+    assert load(written(tmp_path, "trainer: whetstone"), ["trainer=whetstone"]).notes == ()
+
+
 def test_a_timeout_of_years_is_a_week(tmp_path: Path) -> None:
     loaded = load(written(tmp_path, "ddp_timeout: 180000000"))
     assert loaded.config.parallel.collective_timeout_s == 7 * 86_400

@@ -228,7 +228,6 @@ SERVERS = (
 )
 ENDPOINT = "a server that runs until Ctrl-C; tests/serving and tests/commands/test_serve.py run it"
 RAY = "a Ray cluster with GPUs; tests/commands/test_launch.py runs one of two ranks on a CPU"
-TRL_VLLM = "TRL with vLLM on one GPU; tests/trl runs TRL without vLLM"
 WATCH = "serves until Ctrl-C; tests/watch runs the server"
 HUB = "the hub; tests/export/test_push.py runs it against a stand-in"
 CHAT = "a conversation in a terminal; tests/commands/test_chat.py types into one"
@@ -244,11 +243,6 @@ NOT_RUN = {
     "whet watch outputs/quickstart": WATCH,
     "whet watch --host 0.0.0.0": WATCH,
     "whet check quickstart max_completion_length=2": "exit code 1; tests/run/test_preflight.py runs it",
-    "whet train gsm8k trainer=trl use_vllm=true vllm_mode=colocate num_generations=8 max_steps=12": TRL_VLLM,
-    "whet train gsm8k seed=44 trainer=trl use_vllm=true vllm_mode=colocate max_steps=7 "
-    "micro_batch_tokens=10240 server_gpu_memory_utilization=0.25 server_enable_sleep_mode=false "
-    "server_max_model_length=1024 lr_scheduler_type=constant_with_warmup": TRL_VLLM,
-    "whet train six_tasks trainer=trl use_vllm=true vllm_mode=colocate max_steps=12": TRL_VLLM,
     "accelerate launch --multi_gpu train_grpo.py ...": GPUS,
     "accelerate launch --num-processes 7 --config-file config/zero3.yaml rl_trainer.py ...": GPUS,
     "accelerate launch --num_processes 8 -m whetstone train config/grpo.yaml": GPUS,

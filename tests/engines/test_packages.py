@@ -21,7 +21,6 @@ from whetstone.errors import UserError
         (["rollout_engine=vllm"], "vllm"),
         (["use_vllm=true", "vllm_mode=colocate"], "vllm"),
         (["rollout_engine=sglang"], "sglang"),
-        (["trainer=trl"], "trl"),
         (["sandbox_pool=ray"], "ray"),
     ],
 )

@@ -7,20 +7,18 @@ import pytest
 import torch
 
 from tests.environments import bad, unseeded, waiting
-from whetstone.config import build, load
+from whetstone.config import build
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import SamplingParams
 from whetstone.engines.hf import HFEngine
 from whetstone.engines.native import NativeEngine
 from whetstone.environments.pool import EpisodePool
-from whetstone.errors import UserError
 from whetstone.model.chat import Chat
 from whetstone.model.policy import Policy, load_policy
 from whetstone.rollout.collector import Collector, EpisodeSettings
 from whetstone.rollout.metrics import rollout_metrics
 from whetstone.tasks.registry import environments_of, make_task
 from whetstone.tasks.scoring.pool import Scorer
-from whetstone.trl.run import train_with_trl
 from whetstone.types import Finish, Group
 from whetstone.update.packing import make_samples, pack
 
@@ -167,9 +165,3 @@ def test_an_episode_that_begins_otherwise_than_its_prompt_fails(setting):
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         assert rollout.episode is not None and "same seed" in (rollout.episode.error or "")
         assert rollout.completion.finish is Finish.TOOL_ERROR and rollout.score.reward == 0.0
-
-
-def test_trl_refuses_them():
-    loaded = load("guess", ["trainer=trl", "output_dir=/nowhere"])
-    with pytest.raises(UserError, match="guess_number"):
-        train_with_trl(loaded)

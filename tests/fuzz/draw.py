@@ -75,7 +75,6 @@ LEFT_OUT = {
         "how a run is found again: set by the trial",
     ),
     **dict.fromkeys(["eval_only", "checkpoint_path"], "no training"),
-    "trainer": "TRL's own loop: tests/trl",
     "torch_compile": "minutes on a CPU: tests/model/test_compiled.py",
     "model_name_or_path": "one embedded model",
     "max_skipped_steps": "a run that ends on purpose",

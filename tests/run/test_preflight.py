@@ -19,7 +19,7 @@ from whetstone.errors import UserError
 from whetstone.model.policy import load_policy
 from whetstone.parallel.mesh import SINGLE
 from whetstone.run import preflight as preflight_module
-from whetstone.run.check import check, first_stage
+from whetstone.run.check import check
 from whetstone.run.preflight import Preflight, compare_logprobs, judge, measure, preflight
 from whetstone.terminal.findings import Finding, Status
 from whetstone.types import Completion, Finish, Group, Problem, Rollout, Score, Turn
@@ -211,7 +211,7 @@ def test_each_recipe(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found["length"] is Status.OK
     if recipe in SOLVES:
         assert not result.stops and result.measurements["reward_variance_ratio"] > 0.2
-    if not first_stage(loaded.config).loss.is_supervised:
+    if not loaded.config.loss.is_supervised and not loaded.config.update.sft_steps:
         assert found["scoring"] is Status.OK and found["logprobs"] is Status.OK
 
 

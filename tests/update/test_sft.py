@@ -216,9 +216,7 @@ def test_the_command_has_defaults_that_a_file_overrides(tmp_path: Path) -> None:
     assert make_plan(config, num_problems=100).num_generations == 1
 
 
-@pytest.mark.parametrize(
-    "changes", [{"advantage": "gae"}, {"async_rollouts": 1}, {"trainer": "trl"}, {"dynamic_sampling": True}]
-)
+@pytest.mark.parametrize("changes", [{"advantage": "gae"}, {"async_rollouts": 1}, {"dynamic_sampling": True}])
 def test_settings_of_rl_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):
         build({"loss_type": "sft", **changes})

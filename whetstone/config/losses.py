@@ -20,19 +20,18 @@ class Loss:
     # step. constant: sum over tokens, divided by sequences x max_completion_length.
     average: Literal["sequence", "token", "constant"]
     ratio: Literal["token", "sequence"] | None = None  # None: importance_sampling_level
-    trl: str | None = None  # TRL's loss_type; None: TRL has no such loss
     supervised: bool = False  # imitates solutions: no advantages, no sampling logprobs
     bounds_weight: bool = False  # epsilon_high bounds the importance weight itself, not weight - 1
 
 
 LOSSES: dict[str, Loss] = {
-    "grpo": Loss(function="clipped_surrogate", average="sequence", trl="grpo"),
-    "bnpo": Loss(function="clipped_surrogate", average="token", trl="bnpo"),
-    "dr_grpo": Loss(function="clipped_surrogate", average="constant", trl="dr_grpo"),
-    "dapo": Loss(function="clipped_surrogate", average="token", trl="dapo"),
-    "cispo": Loss(function="cispo", average="token", trl="cispo", bounds_weight=True),
-    "gspo": Loss(function="clipped_surrogate", average="sequence", ratio="sequence", trl="grpo"),
-    "sapo": Loss(function="sapo", average="sequence", trl="sapo"),
+    "grpo": Loss(function="clipped_surrogate", average="sequence"),
+    "bnpo": Loss(function="clipped_surrogate", average="token"),
+    "dr_grpo": Loss(function="clipped_surrogate", average="constant"),
+    "dapo": Loss(function="clipped_surrogate", average="token"),
+    "cispo": Loss(function="cispo", average="token", bounds_weight=True),
+    "gspo": Loss(function="clipped_surrogate", average="sequence", ratio="sequence"),
+    "sapo": Loss(function="sapo", average="sequence"),
     "reinforce": Loss(function="reinforce", average="token"),
     "sft": Loss(function="negative_log_likelihood", average="token", supervised=True),
 }

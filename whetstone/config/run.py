@@ -1,4 +1,4 @@
-"""The section of a run: its name and folder, who trains, what is logged, and when it is saved."""
+"""The section of a run: its name and folder, what is logged, and when it is saved."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,8 +20,6 @@ class RunConfig(Section):
     """Parent of the run folder; the folder itself where run_name is empty."""
     run_name: Name | None = None
     """Name of the run and of its folder inside output_dir; default: the file's, unless output_dir is set."""
-    trainer: Annotated[Literal["whetstone", "trl"], Resume.FIXED] = "whetstone"
-    """Who trains: this package, or TRL's own GRPOTrainer with the same tasks, rewards and evaluation."""
     seed: Annotated[Seed, Resume.NOTED] = 42
     """Seed of the sampling and of everything else that is random in a run."""
     report_to: list[Name] = Field(default_factory=list)

@@ -291,7 +291,6 @@ class Config(Section):
             ("importance_correction", self.loss.importance_correction != "none"),
             ("off_policy_mask_threshold", self.loss.off_policy_mask_threshold is not None),
             ("dynamic_sampling", self.rollout.dynamic_sampling),
-            ("trainer: trl", self.run.trainer == "trl"),
             ("sft_steps", self.update.sft_steps > 0),
             ("curriculum", has_curriculum),
         ):

@@ -43,8 +43,6 @@ def needed_packages(config: Config) -> Iterator[NeededPackage]:
     if not config.evaluation.eval_only:
         for name in config.run.report_to:
             yield NeededPackage(name, f"report_to: {name}", f"pip install {name}", "report_to=none")
-        if config.run.trainer == "trl":
-            yield NeededPackage("trl", "trainer: trl", "pip install 'whetstone[trl]'", "trainer=whetstone")
     engine = config.rollout.rollout_engine
     traits = engine_traits(engine)
     in_process = traits.can_colocate and config.rollout.vllm_mode == "colocate"

@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import replace
 
-from whetstone.config import Config, LoadedConfig
+from whetstone.config import LoadedConfig
 from whetstone.model.sharded import load_sharded
 from whetstone.run.preflight import Preflight, examine
 from whetstone.run.setup import (
@@ -23,7 +23,9 @@ from whetstone.terminal.stages import stage
 
 def check(loaded: LoadedConfig) -> tuple[Preflight, bool]:
     """The preflight of a configuration, and whether this process is the first rank."""
-    config = first_stage(loaded.config)
+    config = loaded.config
+    if config.update.sft_steps:  # what trains first
+        config = sft_config(config)
     with contextlib.ExitStack() as stack:
         ranks = init_distributed(config, stack)
         _, tasks, plan = build_tasks_and_plan(config, ranks)
@@ -43,13 +45,3 @@ def check(loaded: LoadedConfig) -> tuple[Preflight, bool]:
         stack.callback(source.close)
         result = examine(config, source, policy)
         return replace(result, findings=(*tried, *result.findings)), ranks.is_main
-
-
-def first_stage(config: Config) -> Config:
-    """What trains first: the supervised steps where there are some. TRL's problems are sampled natively."""
-    if config.update.sft_steps:
-        config = sft_config(config)
-    if config.run.trainer == "trl":
-        native = config.rollout.model_copy(update={"rollout_engine": "native"})
-        config = config.model_copy(update={"rollout": native})
-    return config

@@ -29,7 +29,6 @@ _WITHOUT_RL = {
     "steps_per_generation": None,
     "generation_batch_size": None,
     "warmup_steps": 0,  # of max_steps; warmup_ratio is a share of whatever steps there are
-    "trainer": "whetstone",
 }
 _DONE = {"sft_steps": 0, "sft_learning_rate": UpdateConfig().sft_learning_rate}  # not without effect: used
 

@@ -39,7 +39,7 @@ def try_own_code(
     config: Config, tasks: Mixture, scorer: Any, ranks: Ranks, open_pool: OpenPool
 ) -> list[Finding]:
     """What failed, the same on all ranks. An exception of `step` is a warning: the turn may explain it."""
-    if config.run.preflight == "off" or config.run.trainer == "trl":
+    if config.run.preflight == "off":
         return []
     findings: list[Finding] = []
     if ranks.is_main:

@@ -9,9 +9,6 @@ import torch
 
 from tests.rollout.agents import agents
 from tests.support.runs import rows, run, weights
-from whetstone.config import load
-from whetstone.errors import UserError
-from whetstone.trl.run import train_with_trl
 
 # Time, and the last bits of the engine's logprobs: they depend on what is sampled at the same moment.
 VARYING = {"episodes/environment_s": 0, "episodes/idle_s": 0, "sampling/sampling_logp_difference/mean": 0}
@@ -58,9 +55,3 @@ def test_a_run_with_rewritten_histories_resumes_exactly(tmp_path: Path) -> None:
     assert [row["episodes/mean_segments"] for row in steps] == [3, 3]
     assert all(row["sampling/sampling_logp_difference/mean"] < 1e-4 for row in steps)
     assert any(row["grad_norm"] > 0 for row in steps)
-
-
-def test_trl_refuses_an_agent() -> None:
-    loaded = load("quickstart", ["trainer=trl", "output_dir=/nowhere", "agent=my_agent.py:solve"])
-    with pytest.raises(UserError, match="agent"):
-        train_with_trl(loaded)

@@ -40,7 +40,7 @@ def check_engines(config: Config | None) -> list[Check]:
 def check_extras(config: Config | None) -> list[Check]:
     """Optional packages, or those that the settings of a run need."""
     if config is None:
-        names = {"trl": "trainer: trl", "ray": "sandbox_pool: ray"}
+        names = {"ray": "sandbox_pool: ray"}
         names |= {sink: f"report_to: {sink}" for sink in SINKS}
     else:
         engines = {traits.package for traits in ENGINE_TRAITS.values()}

@@ -17,7 +17,6 @@ from rich.markdown import Markdown
 from whetstone.commands.profile.page import Profile, write_page
 from whetstone.commands.profile.trace import analyse, read_events
 from whetstone.config import Config, LoadedConfig, make_plan
-from whetstone.errors import UserError
 from whetstone.model.memory import usable_memory
 from whetstone.run.atomic_folder import free_path
 from whetstone.run.folder import run_dir, scratch_folder
@@ -32,8 +31,6 @@ TRACE, PAGE = "trace.json.gz", "profile.md"
 
 def profile(loaded: LoadedConfig, *, num_timed: int = 2) -> Path:
     """Profile a configuration; returns the folder with trace and page."""
-    if loaded.config.run.trainer != "whetstone":
-        raise UserError("whet profile looks into whetstone's own loop: set trainer=whetstone.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())

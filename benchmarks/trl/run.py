@@ -1,4 +1,4 @@
-"""A run with `trainer: trl`: build the run, train with GRPOTrainer, write what our runs write."""
+"""Build a run of a configuration, train it by GRPOTrainer, write what runs of whetstone write."""
 
 import contextlib
 import logging
@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from transformers import PrinterCallback
 
+from benchmarks.trl.callback import TrlCallback, TrlRun, evaluate
+from benchmarks.trl.environments import check_environments, loop_arguments
+from benchmarks.trl.keys import check_keys, trl_arguments
+from benchmarks.trl.problems import Problems, Rewards
 from whetstone.config import Config, LoadedConfig
+from whetstone.engines.packages import check_packages
 from whetstone.errors import UserError
 from whetstone.evaluation.evaluator import Evaluator
 from whetstone.export.push import push_final
@@ -25,15 +30,13 @@ from whetstone.run.preflight import preflight
 from whetstone.run.record import record_session
 from whetstone.run.resources import ResourceMonitor
 from whetstone.run.setup import build_tasks_and_plan, make_collector, make_scorer, make_source
+from whetstone.run.sft_start import start_from_sft
 from whetstone.run.signals import StopRequest
 from whetstone.run.status import StatusFile
 from whetstone.run.viewer import Viewer, is_wanted
 from whetstone.terminal.log import log_ending, setup_logging
 from whetstone.terminal.stages import stage
-from whetstone.trl.callback import TrlCallback, TrlRun, evaluate
-from whetstone.trl.environments import check_environments, loop_arguments
-from whetstone.trl.keys import check_keys, trl_arguments
-from whetstone.trl.problems import Problems, Rewards
+from whetstone.train import train
 
 logger = logging.getLogger("whetstone")
 
@@ -43,7 +46,11 @@ def train_with_trl(loaded: LoadedConfig) -> dict[str, Any]:
     config = loaded.config
     check_keys(config)
     check_environments(config)
+    check_packages(config)
     _require_trl()
+    if config.update.sft_steps:
+        loaded = start_from_sft(loaded, train)
+        config = loaded.config
     with contextlib.ExitStack() as stack:
         folder, checkpoint, notes = open_run(config, stack)
         if checkpoint is not None:
@@ -122,7 +129,7 @@ def make_trainer(run: TrlRun, callback: "TrlCallback | None" = None) -> Any:
         )
     except (ValueError, ImportError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"TRL rejects this ({reason}): change it, or set trainer=whetstone.") from error
+        raise UserError(f"TRL rejects this ({reason}): change it, or use `whet train`.") from error
     if loop:
         run.rewards.watch(trainer)
     trainer.remove_callback(PrinterCallback)
@@ -150,13 +157,11 @@ def _require_trl() -> Any:
         if error.name != "trl":
             raise  # it is there, but something it needs is broken: its own message knows more
         raise UserError(
-            "trainer: trl needs TRL, which is not installed: run `pip install 'whetstone[trl]'` or `pip "
-            "install 'trl==1.16.*'`, or set trainer=whetstone."
+            "python -m benchmarks.trl needs TRL, which is not installed: run `pip install 'trl==1.16.*'`."
         ) from None
     if not trl.__version__.startswith("1.16."):
         raise UserError(
-            f"trainer: trl is written for TRL 1.16, but {trl.__version__} is installed: run `pip install "
-            "'trl==1.16.*'`, or set trainer=whetstone."
+            f"This needs TRL 1.16, but {trl.__version__} is installed: run `pip install 'trl==1.16.*'`."
         )
     return trl
 
@@ -164,11 +169,11 @@ def _require_trl() -> Any:
 def _check_resume(config: Config, checkpoint: Checkpoint) -> None:
     if not (checkpoint.folder / "trainer_state.json").is_file():
         raise UserError(
-            f"{checkpoint.folder} was not written by TRL, so TRL can't resume it: set trainer=whetstone, or "
+            f"{checkpoint.folder} was not written by TRL, so TRL can't resume it: use `whet train`, or "
             "choose another run_name."
         )
     if config.loss.beta > 0 and config.loss.kl_reference == "moving":
         raise UserError(
-            "kl_reference: moving can't be resumed with trainer: trl, since TRL's checkpoints lack the "
-            "reference: begin anew under another run_name, or set trainer=whetstone."
+            "kl_reference: moving can't be resumed, since TRL's checkpoints lack the reference: choose "
+            "another run_name for a new run."
         )

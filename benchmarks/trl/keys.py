@@ -1,4 +1,4 @@
-"""Each key of the configuration under TRL: passed on, converted, handled here, or refused.
+"""Each key of the configuration for TRL: passed on, converted, handled here, or refused.
 
 A key in none of these tables is refused unless it is at its default, so none is ignored silently.
 """
@@ -10,7 +10,6 @@ import torch
 
 from whetstone.algorithm.losses import ratio_level
 from whetstone.config import Config, Plan, flatten
-from whetstone.config.losses import LOSSES
 from whetstone.errors import UserError
 from whetstone.update.micro_batch_size import DEFAULT_TOKENS
 
@@ -38,7 +37,7 @@ CONVERTED = _names("""
     server_enable_sleep_mode server_max_model_length max_turns max_tool_calling_iterations
     chat_template_kwargs
 """)
-# Done by this package for either trainer, or only a matter of speed.
+# Done by whetstone for either trainer, or only a matter of speed.
 HANDLED = _names("""
     model_name_or_path device attn_implementation use_peft lora_r lora_alpha lora_dropout
     use_rslora use_dora load_in_4bit lora_target_modules apply_chat_template chat_template
@@ -47,8 +46,8 @@ HANDLED = _names("""
     reward_funcs reward_weights reward_correct reward_wrong reward_no_answer overlong_buffer_length
     reward_timeout_s reward_workers max_reward_failure_fraction
     fixed_eval_steps eval_num_samples eval_samples_per_problem eval_temperature eval_greedy
-    eval_num_examples_to_print per_device_eval_batch_size eval_only checkpoint_path
-    output_dir run_name trainer report_to wandb_project wandb_name wandb_entity wandb_tags logging_steps
+    eval_num_examples_to_print per_device_eval_batch_size
+    output_dir run_name report_to wandb_project wandb_name wandb_entity wandb_tags logging_steps
     log_completions_steps log_tokens_groups
     log_tokens_mb save_strategy
     save_steps auto_resume resume_from_checkpoint overwrite_output_dir preflight watch
@@ -56,6 +55,8 @@ HANDLED = _names("""
     sft_steps sft_learning_rate skip_zero_advantages
     tools environment_timeout_s environment_memory_mb turn_discount agent_max_length full_determinism
 """)
+# Our loss_type -> TRL's.
+LOSSES = {name: name for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")} | {"gspo": "grpo"}
 # Refused unless at its default, with the reason; a key that stands nowhere here is refused without one.
 REFUSED = {
     "advantage": "TRL takes its advantages against the mean of the group only",
@@ -93,7 +94,7 @@ def check_keys(config: Config) -> None:
             key = f"datasets.{name}.curriculum"
             raise _refusal(key, "true", "TRL fixes its problems beforehand", "false")
     loss = config.loss
-    if loss.loss_type not in LOSSES or LOSSES[loss.loss_type].trl is None:
+    if loss.loss_type not in LOSSES:
         raise _refusal("loss_type", loss.loss_type, "TRL has no such loss", "dapo")
     if loss.kl_reference == "rollout":
         raise _refusal("kl_reference", "rollout", "TRL has no KL against the policy that sampled", "base")
@@ -109,8 +110,8 @@ def check_keys(config: Config) -> None:
 
 
 def _refusal(key: str, value: Any, reason: str, instead: Any) -> UserError:
-    remedy = f"set {key}={instead}, or trainer=whetstone"
-    return UserError(f"{key}: {value} is not possible with trainer: trl, since {reason}: {remedy}.")
+    remedy = f"set {key}={instead}, or use `whet train`"
+    return UserError(f"{key}: {value} is not possible with TRL, since {reason}: {remedy}.")
 
 
 def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def trl_arguments(config: Config, plan: Plan, folder: Path, device: torch.device
         "top_k": config.rollout.top_k or 0,
         "max_tool_calling_iterations": _tool_iterations(config),
         "chat_template_kwargs": config.model.chat_template_kwargs or None,
-        "loss_type": LOSSES[loss.loss_type].trl,
+        "loss_type": LOSSES[loss.loss_type],
         "importance_sampling_level": ratio_level(loss),
         "epsilon_high": loss.upper_epsilon,
         "sync_ref_model": loss.beta > 0 and loss.kl_reference == "moving",

@@ -1,4 +1,4 @@
-"""`trainer: trl` with environments and tools: TRL's own loop calls them, our scorer pays.
+"""`python -m benchmarks.trl` with environments and tools: TRL's own loop calls them, our scorer pays.
 
 Real TRL and the embedded model, which was taught to call a tool.
 """
@@ -24,9 +24,10 @@ from whetstone.types import Problem
 
 trl = pytest.importorskip("trl")
 
+
+from benchmarks.trl.environments import episode_class, judge  # noqa: E402
+from benchmarks.trl.run import train_with_trl  # noqa: E402
 from whetstone.environments.toolbox import tool_schemas  # noqa: E402
-from whetstone.trl import train_with_trl  # noqa: E402
-from whetstone.trl.environments import episode_class, judge  # noqa: E402
 
 COUNTER = f"{Path(counter.__file__)}:Counter"
 ADD = f"{Path(toolkit.__file__)}:plus"
@@ -43,7 +44,6 @@ SMALL: dict[str, Any] = {
     "eval_num_samples": 0,
     "reward_workers": 1,
     "preflight": "off",
-    "trainer": "trl",
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from benchmarks.trl.environments import NO_ENVIRONMENT, count_calls, judge
 from whetstone.config import Config
 from whetstone.environments.adapter import snapshot
 from whetstone.environments.toolbox import tool_schemas
@@ -19,7 +20,6 @@ from whetstone.rollout.rollout_func import split_turns
 from whetstone.tasks.mixture import Mixture
 from whetstone.tasks.registry import environments_of
 from whetstone.tasks.scoring.pool import Scorer
-from whetstone.trl.environments import NO_ENVIRONMENT, count_calls, judge
 from whetstone.types import Completion, Episode, Finish, Group, Problem, Rollout, Turn
 
 
@@ -76,7 +76,7 @@ class Problems:
         if limit is not None and length > limit:
             raise UserError(
                 f"The prompt of {problem.id} has {length} tokens, more than max_prompt_length ({limit}), and "
-                "TRL can't cut it: raise max_prompt_length, or set trainer=whetstone."
+                "TRL can't cut it: raise max_prompt_length, or use `whet train`."
             )
         if self.max_length is not None and length + rollout.max_completion_length > self.max_length:
             raise UserError(

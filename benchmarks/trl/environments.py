@@ -27,13 +27,13 @@ def check_environments(config: Config) -> None:
             raise UserError(
                 f"TRL's loop can't run {name}: it calls the methods of a class as tools, and knows no `step` "
                 "(Gymnasium's shape) and no function that returns an environment. Write a class with `reset` "
-                "and tools (docs/environments.md), or set trainer=whetstone."
+                "and tools (docs/environments.md), or use `whet train`."
             )
     for spec in config.environments.tools:
         if isinstance(load_tool(spec), type):
             raise UserError(
                 f"tools names {spec}, a class with an instance for each episode, but TRL's tools are "
-                "functions: set environment_factory to such a class, or trainer=whetstone."
+                "functions: set environment_factory to such a class, or use `whet train`."
             )
     tool_schemas(config.environments.tools)  # refuses what can't be described
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from benchmarks.trl.problems import Rewards
 from whetstone.config import Config, Plan
 from whetstone.evaluation.display import print_result
 from whetstone.evaluation.evaluator import Evaluator
@@ -23,7 +24,6 @@ from whetstone.run.progress import Progress
 from whetstone.run.resources import ResourceMonitor
 from whetstone.run.signals import StopRequest
 from whetstone.run.timing import peak_memory_gb, reset_peak_memory
-from whetstone.trl.problems import Rewards
 from whetstone.types import Group
 
 

@@ -1,5 +1,5 @@
-"""`trainer: trl`: TRL's own GRPOTrainer sees our prompts, problems and rewards, writes our run folder, and
-every key it cannot honour is refused by name. Real TRL and the embedded model.
+"""`python -m benchmarks.trl`: TRL's own GRPOTrainer gets our prompts, problems and rewards, the run folder is
+ours, and every key that TRL has no counterpart for is refused by name. Real TRL and the embedded model.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from whetstone.run.signals import StopRequest
 
 trl = pytest.importorskip("trl")
 
+
+from benchmarks.trl.keys import CONVERTED, HANDLED, PASSED, REFUSED, check_keys, kind_of, trl_arguments  # noqa: E402
+from benchmarks.trl.run import build, make_trainer, train_with_trl  # noqa: E402
 from whetstone.train import train  # noqa: E402
-from whetstone.trl import train_with_trl  # noqa: E402
-from whetstone.trl.keys import CONVERTED, HANDLED, PASSED, REFUSED, check_keys, kind_of, trl_arguments  # noqa: E402
-from whetstone.trl.run import build, make_trainer  # noqa: E402
 
 SMALL = {
     "model_name_or_path": "pebble",
@@ -42,7 +42,7 @@ SMALL = {
 
 
 def loaded(folder="unused", **changes):
-    settings = {**SMALL, "output_dir": folder, "run_name": "run", "trainer": "trl", **changes}
+    settings = {**SMALL, "output_dir": folder, "run_name": "run", **changes}
     return load(None, [f"{key}={value}" for key, value in settings.items()])
 
 
@@ -61,16 +61,18 @@ def by_trl(tmp_path_factory):
 def by_us(tmp_path_factory):
     """The same configuration by our own trainer, its first step."""
     folder = tmp_path_factory.mktemp("ours")
-    return folder / "run", train(loaded(folder, trainer="whetstone", max_steps=1))
+    return folder / "run", train(loaded(folder, max_steps=1))
 
 
-def test_the_evaluation_before_training_is_the_same_whoever_trains(by_trl, by_us):
+@pytest.mark.slow
+def test_the_evaluation_before_training_is_the_same(by_trl, by_us):
     assert by_trl[1]["accuracy_before"] == by_us[1]["accuracy_before"]
     assert by_trl[1]["greedy_before"] == by_us[1]["greedy_before"]
     first = [json.loads((run / "eval_results/eval_step_0.json").read_text()) for run, _ in (by_trl, by_us)]
     assert first[0]["completions"] == first[1]["completions"]
 
 
+@pytest.mark.slow
 def test_both_trainers_see_the_same_problems_in_the_same_order(by_trl, by_us):
     ours, theirs = (lines(run / "completions/step_1.jsonl") for run, _ in (by_us, by_trl))
     assert len(ours) == 8
@@ -78,6 +80,7 @@ def test_both_trainers_see_the_same_problems_in_the_same_order(by_trl, by_us):
         assert [line[key] for line in theirs] == [line[key] for line in ours]
 
 
+@pytest.mark.slow
 def test_a_run_by_trl_leaves_the_folder_that_our_runs_leave(by_trl, by_us):
     folder, results = by_trl
     names = {path.name for path in by_us[0].iterdir()}
@@ -122,9 +125,9 @@ class AskedToStop(StopRequest):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(by_trl, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_exactly(by_trl, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("whetstone.trl.run.StopRequest", AskedToStop)
+        patch.setattr("benchmarks.trl.run.StopRequest", AskedToStop)
         train_with_trl(loaded(tmp_path, save_steps=10))
     assert (tmp_path / "run" / "checkpoint-1").is_dir()
     results = train_with_trl(loaded(tmp_path, auto_resume=True))
@@ -185,7 +188,7 @@ def test_every_key_is_handed_over_or_done_here_or_refused():
     for key in refused:  # also those that stand in no table
         config, room = Config(), SECTION_OF[key]
         changed = getattr(config, room).model_copy(update={key: "something else"})
-        with pytest.raises(UserError, match=rf"^{key}: something else .*trainer: trl"):
+        with pytest.raises(UserError, match=rf"^{key}: something else .*not possible with TRL"):
             check_keys(config.model_copy(update={room: changed}))
     check_keys(Config())
 
@@ -202,9 +205,9 @@ def test_every_key_is_handed_over_or_done_here_or_refused():
         "max_skipped_steps=5",
     ],
 )
-def test_what_trl_cannot_do_is_refused_before_anything_is_written(tmp_path, setting):
+def test_what_trl_cannot_do_is_refused_first(tmp_path, setting):
     key, value = setting.split("=")
-    with pytest.raises(UserError, match=rf"^{key}: {value} .*trainer: trl, since "):
+    with pytest.raises(UserError, match=rf"^{key}: {value} .*with TRL, since "):
         train_with_trl(loaded(tmp_path, **{key: value}))
     assert not (tmp_path / "run").exists()
 
@@ -248,6 +251,15 @@ def test_the_arguments_give_trl_the_work_of_our_plan(tmp_path, settings, expecte
     assert made.max_steps == plan.num_steps
 
 
+def test_the_command_refuses_with_one_sentence(capsys):
+    from benchmarks.trl.__main__ import run
+
+    assert run(["quickstart", "advantage=rloo"]) == 2
+    assert capsys.readouterr().err.startswith("benchmarks.trl: advantage: rloo is not possible with TRL")
+    assert run(["trainer=trl"]) == 2
+    assert "without this key" in capsys.readouterr().err
+
+
 def test_a_vllm_server_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"^vllm_mode: server .*set vllm_mode=colocate"):
         train_with_trl(loaded(tmp_path, use_vllm="true"))
@@ -255,7 +267,7 @@ def test_a_vllm_server_is_refused(tmp_path):
 
 def test_without_trl_the_user_is_told_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(UserError, match=r"pip install 'whetstone\[trl\]'"):
+    with pytest.raises(UserError, match=r"pip install 'trl==1.16"):
         train_with_trl(loaded(tmp_path))
 
 
