@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent / "whetstone"
+TESTS = Path(__file__).resolve().parent
+PACKAGE = TESTS.parent / "whetstone"
 # Participles and catch-all words that named three to six different things each.
 VAGUE = {
     "made",
@@ -98,3 +99,18 @@ def test_no_paraphrases_of_terms() -> None:
         if (match := PHRASES.search(line))
     ]
     assert wrong == []
+
+
+# Their names are older than the rule.
+OLD_NAMES = ("distributed/", "trl/", "vllm/", "tasks/test_scoring.py")
+
+
+def test_names_of_tests_have_at_most_60_characters() -> None:
+    names = {
+        f"{path.relative_to(TESTS)}: {name}"
+        for path in TESTS.rglob("test_*.py")
+        if not str(path.relative_to(TESTS)).startswith(OLD_NAMES)
+        for name, _, kind in identifiers(ast.parse(path.read_text(encoding="utf-8")))
+        if kind == "function" and name.startswith("test_") and len(name) > 60
+    }
+    assert names == set()

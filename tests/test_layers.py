@@ -238,7 +238,7 @@ def test_torch_distributed_stays_in_its_packages() -> None:
             ), f"whetstone/{module}.py uses torch.distributed"
 
 
-def test_optional_packages_are_imported_in_their_adapter_inside_functions() -> None:
+def test_optional_packages_are_imported_inside_their_adapter() -> None:
     for module in modules():
         for entry in imports_of(module):
             for package, named in ADAPTER_OF.items():

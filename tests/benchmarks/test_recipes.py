@@ -54,7 +54,7 @@ def test_every_command_is_a_configuration_with_a_plan(run: Any) -> None:
             assert f"model_name_or_path={folder}/final_model" in later.command
 
 
-def test_the_pages_have_the_commands_and_the_tables_of_the_kept_runs() -> None:
+def test_pages_have_commands_and_tables_of_kept_runs() -> None:
     for figure, runs in recipes.figures().items():
         page = (recipes.PAGES / f"{runs[0].page}.md").read_text(encoding="utf-8")
         place = page.split(f"<!-- {figure} -->\n", 1)[1].split("<!-- end -->")[0]

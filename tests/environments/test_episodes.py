@@ -74,7 +74,7 @@ def collect(
     )
 
 
-def test_tokens_are_those_of_the_conversation_and_logprobs_those_of_the_trainer(setting):
+def test_tokens_equal_conversation_and_logprobs_equal_trainer(setting):
     groups, policy = collect(setting, "guess_number"), setting.policy
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     assert any(len(rollout.turns) == 3 for rollout in rollouts)
@@ -107,13 +107,13 @@ def tokens_of(groups: list[Group]) -> list:
     return [[rollout.turns for rollout in group.rollouts] for group in groups]
 
 
-def test_rollouts_do_not_depend_on_slots_or_on_how_long_environments_take(setting):
+def test_rollouts_do_not_depend_on_slots_or_latency(setting):
     runs = [collect(setting, SLOW, slots=slots) for slots in (16, 3)]
     first, second = ([[r.turns for r in g.rollouts] for g in groups] for groups in runs)
     assert _ids(first) == _ids(second)
 
 
-def test_full_determinism_repeats_every_bit_whatever_the_environments_take(setting):
+def test_full_determinism_is_bitwise_under_any_latency(setting):
     runs = [collect(setting, SLOW, full_determinism=True) for _ in range(3)]
     first, *others = (tokens_of(groups) for groups in runs)
     assert any(len(turns) > 2 for group in first for turns in group)

@@ -23,7 +23,7 @@ with StopRequest(verbose=False) as stop:
 """
 
 
-def test_a_signal_that_comes_twice_at_once_is_one_and_a_later_one_interrupts():
+def test_simultaneous_signals_count_once_a_later_one_interrupts():
     """As `timeout` sends it: to the process, and to its group."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
     assert done.stdout.split("\n")[:2] == ["requested True", "interrupted"], done.stderr

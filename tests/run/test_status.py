@@ -40,7 +40,7 @@ def test_a_failure_has_its_reason(tmp_path: Path, error: Exception, reason: str)
     assert (read(tmp_path)["state"], read(tmp_path)["reason"]) == ("failed", reason)
 
 
-def test_a_folder_that_is_gone_hurts_nobody_and_other_ranks_write_nothing(tmp_path: Path) -> None:
+def test_status_without_folder_or_on_other_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     with StatusFile(folder, interval_s=0.01):

@@ -253,7 +253,7 @@ for folder in (".", ".."):
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
-def test_the_work_folder_keeps_no_attributes_of_the_program_before(kind: str):
+def test_work_folder_keeps_no_attributes_of_a_program(kind: str):
     with opened(kind) as pool:
         pool.run(Program(language="python", source=MARK_FOLDER), LIMITS)
         (result,) = pool.run(Program(language="python", source=READ_FOLDER), LIMITS).results

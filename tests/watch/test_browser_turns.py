@@ -76,9 +76,7 @@ def test_a_game_as_a_conversation_with_its_tokens(page: Page, serve: Callable, g
     assert page.is_quiet()
 
 
-def test_a_game_without_tokens_in_the_list_the_report_and_the_evaluation(
-    page: Page, serve: Callable, game: Path
-) -> None:
+def test_game_without_tokens_in_list_report_and_evaluation(page: Page, serve: Callable, game: Path) -> None:
     with_tokens = json.loads(np.load(game / "completions" / f"tokens_{STEP}.npz")["description"].tobytes())
     names = {row["problem"] for row in with_tokens["completions"]}
     row = next(row for row in completions_of(game, STEP) if row["problem"] not in names)

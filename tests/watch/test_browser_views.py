@@ -29,9 +29,7 @@ def by_problem(rows: list[dict]) -> dict[str, list[dict]]:
     return groups
 
 
-def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
-    page: Page, serve: Callable, ruled: Path
-) -> None:
+def test_token_strip_and_numbers_by_pointer_and_keyboard(page: Page, serve: Callable, ruled: Path) -> None:
     description, numbers, rules = tokens_of(ruled, STEP)
     first = description["completions"][0]
     length = first["tokens"]
@@ -240,9 +238,7 @@ def test_the_same_problem_over_steps_and_evaluations(page: Page, serve: Callable
     assert page.is_quiet()
 
 
-def test_curves_by_step_and_minute_with_smoothing_zoom_and_intervals(
-    page: Page, serve: Callable, ruled: Path
-) -> None:
+def test_curves_by_step_and_minute_smoothed_and_zoomed(page: Page, serve: Callable, ruled: Path) -> None:
     rows, evals = rows_of(ruled), rows_of(ruled, "eval")
     page.show(serve(ruled), view="curves")
     until(lambda: page.count("figure[data-metric='reward'] path"))

@@ -170,9 +170,7 @@ def test_a_run_trains_here_while_its_status_is_fresh(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_has_the_numbers_of_the_sampler_and_a_crash_hurts_nobody(
-    server: WatchServer, folder: Path
-) -> None:
+def test_answer_has_sampler_numbers_and_a_crash_is_contained(server: WatchServer, folder: Path) -> None:
     events = list(ask(server, seed=3, temperature=1.0))
     assert [next(iter(event)) for event in events[:2]] == ["stage", "opened"] and "end" in events[-1]
     sampler = Sampler.open(folder / "run")
@@ -195,7 +193,7 @@ def test_an_answer_has_the_numbers_of_the_sampler_and_a_crash_hurts_nobody(
 
 
 @pytest.mark.slow  # loads the model again and again
-def test_answers_can_be_stopped_have_a_time_limit_and_the_model_goes_when_idle(folder: Path) -> None:
+def test_answers_stop_time_out_and_idle_models_unload(folder: Path) -> None:
     with serving(folder, answer_s=20.0, idle_s=3.0) as server:
         pieces = ask(server, **ENDLESS)
         until(lambda: "text" in next(pieces))

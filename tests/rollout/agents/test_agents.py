@@ -1,7 +1,6 @@
 """Rollouts by agents with OpenAI's own client: exact tokens, right logprobs, repeatable; bad agents."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import torch
 from tests.rollout.agents import agents
 from tests.serving.test_tools import CALL, TEMPLATE, TOOLS, teach
 from tests.support.http_fuzz import bombard
+from tests.support.waiting import wait_until
 from whetstone.config import build
 from whetstone.engines.base import Engine, SamplingParams
 from whetstone.engines.hf import HFEngine
@@ -122,7 +122,7 @@ def check_logprobs(policy: Policy, groups: list[Group]) -> None:
     assert sorted(batch.targets.tolist()) == sorted(sampled)
 
 
-def test_tokens_are_those_of_the_conversation_and_logprobs_those_of_the_trainer(setting: Setting) -> None:
+def test_tokens_equal_conversation_and_logprobs_equal_trainer(setting: Setting) -> None:
     groups = setting.collect("twice")
     tokenizer = setting.policy.tokenizer
     assert sum(len(rollout.turns) == 2 for rollout in rollouts_of(groups)) >= 4
@@ -143,7 +143,7 @@ def test_tokens_are_those_of_the_conversation_and_logprobs_those_of_the_trainer(
 
 
 @pytest.mark.slow
-def test_rollouts_are_repeatable_whatever_the_slots_and_the_client(setting: Setting) -> None:
+def test_rollouts_do_not_depend_on_slots_or_client(setting: Setting) -> None:
     """A group begins alike, and an agent that streams gets what one that waits gets."""
     runs = [setting.collect("twice", engine=NativeEngine(setting.policy, slots)) for slots in (8, 3)]
     streamed = setting.collect("streams", row={"more": {"model": "policy", "seed": 0}})
@@ -178,10 +178,8 @@ def test_generated_requests_change_no_rollout(setting: Setting, caplog: pytest.L
     assert {rollout.episode and rollout.episode.error for own in rollouts for rollout in own} == {None}
     assert set(statuses) <= {None, 400, 403, 404, 405, 411, 414, 431, 501, 505} and statuses[404] > 100
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
-    deadline = time.monotonic() + 20
-    while endpoint._connections and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not endpoint._connections and endpoint.num_bytes == 0
+    wait_until(lambda: not endpoint._connections)
+    assert endpoint.num_bytes == 0
 
 
 def test_what_an_agent_returns_is_scored(setting: Setting) -> None:
@@ -193,7 +191,7 @@ def test_what_an_agent_returns_is_scored(setting: Setting) -> None:
 
 
 @pytest.mark.slow
-def test_turns_that_an_agent_cuts_off_are_closed_as_the_template_closes_them(setting: Setting) -> None:
+def test_turns_cut_by_an_agent_are_closed_as_by_the_template(setting: Setting) -> None:
     groups = setting.collect("stops")
     end = setting.chat.close_turn()
     for rollout in rollouts_of(groups):
