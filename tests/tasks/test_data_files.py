@@ -56,10 +56,6 @@ def test_bad_data_ends_in_one_sentence(
     assert told.startswith("whet: ") and told.count("\n") == 1 and len(told) < 1500, told
 
 
-def test_the_corpus_is_large():
-    assert len(names()) >= 100
-
-
 @pytest.mark.parametrize(
     ("name", "number"),
     [
