@@ -129,10 +129,7 @@ def run_together(pool: EpisodePool, count: int) -> dict[int, tuple[int, int, str
 
 
 def wait_for_children(pool: EpisodePool, are_there: Callable[[set[int]], bool]) -> set[int]:
-    deadline = time.monotonic() + 30
-    while not are_there(children(pool)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: are_there(children(pool)))
     return children(pool)
 
 

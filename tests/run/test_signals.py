@@ -4,18 +4,22 @@ import subprocess
 import sys
 
 PROGRAM = """
-import os, signal, time
+import os, signal
+from types import SimpleNamespace
+from whetstone.run import signals
 from whetstone.run.signals import StopRequest
+
+now = 1.0
+signals.time = SimpleNamespace(monotonic=lambda: now)
 
 def send(number):
     os.kill(os.getpid(), number)
-    time.sleep(0.01)
 
 with StopRequest(verbose=False) as stop:
     send(signal.SIGTERM)
     send(signal.SIGTERM)
     print("requested", stop.requested)
-    time.sleep(0.6)
+    now = 1.6
     try:
         send(signal.SIGINT)
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.page import until
+from tests.support.waiting import wait_until
 from whetstone.config import build, dump
 from whetstone.inference.sampler import Sampler
 from whetstone.model.policy import load_policy
@@ -196,7 +196,7 @@ def test_answer_has_sampler_numbers_and_a_crash_is_contained(server: WatchServer
 def test_answers_stop_time_out_and_idle_models_unload(folder: Path) -> None:
     with serving(folder, answer_s=20.0, idle_s=3.0) as server:
         pieces = ask(server, **ENDLESS)
-        until(lambda: "text" in next(pieces))
+        wait_until(lambda: "text" in next(pieces))
         [busy] = ask(server)
         assert "stop it first" in busy["error"]
         assert post(server, "/api/talk/stop", {}).status == 200
@@ -206,7 +206,7 @@ def test_answers_stop_time_out_and_idle_models_unload(folder: Path) -> None:
         pieces = ask(server, checkpoint="final_model", max_tokens=5)
         assert "text" in next(pieces)
         assert list(pieces)[-1]["end"]["ids"]
-        until(lambda: state(server)["loaded"] is None)
+        wait_until(lambda: state(server)["loaded"] is None)
     with serving(folder, answer_s=1.0, idle_s=60.0) as server:
         *_, last = ask(server, **ENDLESS)
         assert last["end"]["finish"] == "stopped after 1 s"
@@ -249,7 +249,7 @@ def _cleared(path: Path) -> Iterator[None]:
 def test_the_process_ends_with_the_viewer(folder: Path, end: Callable[[Talk], None]) -> None:
     talk = Talk(lambda: {"run": folder / "run"})
     with contextlib.closing(talk.answer({"run": "run", "messages": QUESTION, **ENDLESS})) as events:
-        until(lambda: "text" in next(events))
+        wait_until(lambda: "text" in next(events))
         assert talk._worker is not None
         process = talk._worker.process
         end(talk)
