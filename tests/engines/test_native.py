@@ -230,7 +230,7 @@ def test_a_uniform_number_picks_by_the_cumulative_distribution():
     assert drawn(0.6)[1] == pytest.approx(0.3)
 
 
-def test_filters_renormalise_what_they_leave():
+def test_filters_renormalize_what_they_leave():
     assert drawn(0.99, top_k=2) == (1, pytest.approx(0.3 / 0.8))
     assert drawn(0.99, top_p=0.9) == (
         2,
