@@ -7,7 +7,6 @@ import importlib
 import json
 import shlex
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -55,69 +54,11 @@ def test_every_command_is_a_configuration_with_a_plan(run: Any) -> None:
             assert f"model_name_or_path={folder}/final_model" in later.command
 
 
-def test_the_pages_have_the_commands_and_the_tables_of_the_kept_runs() -> None:
+def test_pages_have_commands_and_tables_of_kept_runs() -> None:
     for figure, runs in recipes.figures().items():
         page = (recipes.PAGES / f"{runs[0].page}.md").read_text(encoding="utf-8")
         place = page.split(f"<!-- {figure} -->\n", 1)[1].split("<!-- end -->")[0]
         assert place == recipes.block(figure, runs) + "\n", "python benchmarks/recipes.py --render"
-
-
-def point(step: int, mean: float | None, **others: Any) -> dict[str, Any]:
-    bounds = {f"{name}_{end}": mean for name in ("accuracy", "greedy_accuracy") for end in ("low", "high")}
-    return {"step": step, "accuracy": mean, "greedy_accuracy": mean, "tasks": {}, **bounds, **others}
-
-
-def test_a_table_by_hand() -> None:
-    runs = recipes.figures()["klong"]
-    passes = [{"1": 0.1, "4": 0.25}, {"1": 0.5, "4": 0.75}]
-    done = {
-        "seconds": 99.6,
-        "speed": {"rollout_tokens_per_s": 12345.0, "mfu": 0.254},
-        "train": [[1, 0.1, 0.1], [60, 1.5, 0.5]],
-        "eval": [
-            point(0, 0.1, pass_at_k=passes[0], tasks={"a": 0.1, "b": 0.2}),
-            point(60, 0.5, pass_at_k=passes[1], greedy_accuracy=None, tasks={"a": 0.5, "b": 0.4}),
-        ],
-    }
-    assert recipes.table(runs, {"RL alone": done}).splitlines()[2:] == [
-        "| RL alone | 60 | 10.0 % [10.0, 10.0] to 50.0 % [50.0, 50.0] | 10.0 % [10.0, 10.0] | "
-        "@4 25.0 % to @4 75.0 % | 100 s | 12.3 k tokens/s | 25 % |",
-        "| SFT | not yet run on a GPU | - | - | - | - | - | - |",
-        "| RL after SFT | not yet run on a GPU | - | - | - | - | - | - |",
-        "",
-        "- RL alone, sampled, by task: a 10 to 50 %, b 20 to 40 %.",
-    ]
-
-
-def test_a_run_that_does_not_fit_the_budget_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert recipes.main(["--only", "klong", "--budget", "100", "--output", str(tmp_path)]) == 1
-    assert "klong: left out, its 130 s are more than is left of 100 s" in capsys.readouterr().out
-
-
-def test_a_run_that_waits_for_a_model_keeps_no_other_from_running() -> None:
-    first, second, third = (run for run in PLAN if run.name in ("gsm8k_sft", "gsm8k_sft_rl", "math_test"))
-    assert second.start == first.name
-    third_ended, ended = threading.Event(), []
-
-    def complete(run: Any) -> bool:
-        if run is first:
-            assert third_ended.wait(20)
-        ended.append(run.name)
-        if run is third:
-            third_ended.set()
-        return run is not third
-
-    assert not recipes.run_all([first, second, third], complete, parallel=2)
-    assert ended == ["math_test", "gsm8k_sft", "gsm8k_sft_rl"]
-    assert recipes.run_all([first, second], lambda run: True, parallel=3)
-
-
-def test_an_unknown_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        recipes.main(["--only", "nothing"])
-    assert "nothing" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from whetstone import __main__ as cli
 from whetstone import __version__
 from whetstone.__main__ import run
 from whetstone.commands import COMMANDS
@@ -62,12 +61,6 @@ def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
     overview = capsys.readouterr().out
     assert [line.split()[0] for line in overview.splitlines() if line.startswith("  ")] == list(COMMANDS)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_description_and_examples_of_itself(name: str) -> None:
-    command = cli.import_command(name)
-    assert command.DESCRIPTION.strip() and f"whet {name}" in command.EXAMPLES
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["eval", "--help"]])
@@ -180,7 +173,7 @@ def test_a_full_disk_is_a_sentence_that_names_the_file(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_disk_that_is_really_full_is_recognised() -> None:
+def test_a_disk_that_is_really_full_is_recognized() -> None:
     with pytest.raises(OSError) as caught, open("/dev/full", "w") as file:
         file.write("x" * 10_000)
     assert is_full_disk(caught.value)
@@ -194,7 +187,7 @@ def test_a_disk_that_is_really_full_is_recognised() -> None:
         "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",
     ],
 )
-def test_writers_of_weights_say_only_in_words_that_the_disk_is_full(words: str) -> None:
+def test_full_disk_is_recognized_by_words_of_the_error(words: str) -> None:
     assert is_full_disk(RuntimeError(words))
     assert not is_full_disk(RuntimeError("CUDA out of memory"))
 
@@ -258,7 +251,7 @@ def test_tasks_lists_ours_and_every_one_of_reasoning_gym(capsys: pytest.CaptureF
     assert missing <= {"composite"}
 
 
-def test_a_task_shows_the_prompt_as_pebble_sees_it_and_the_gold_answer_with_its_score(
+def test_tasks_shows_prompt_and_gold_answer_with_score(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert (
@@ -286,7 +279,7 @@ def test_words_for_a_task_are_its_settings_or_our_keys() -> None:
 # --- which configuration ---
 
 
-def test_the_first_word_is_the_configuration_unless_it_is_a_setting() -> None:
+def test_first_word_is_the_configuration_unless_a_setting() -> None:
     assert split("grpo", "max_steps=3") == ("grpo", ["max_steps=3"])
     assert split("max_steps=3", "beta=0") == (None, ["max_steps=3", "beta=0"])
     assert split("--use_wandb") == (None, ["use_wandb=true"])
@@ -332,7 +325,7 @@ def test_what_argparse_rejects_is_one_sentence(
 # --- train_grpo.py, and eval of a checkpoint ---
 
 
-def test_eval_takes_the_configuration_of_the_run_that_the_checkpoint_lies_in(tmp_path: Path) -> None:
+def test_eval_takes_the_configuration_of_the_checkpoints_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("max_steps: 3\n")
     (tmp_path / "checkpoint-3").mkdir()
     found = recipe_of_checkpoint([f"checkpoint_path={tmp_path / 'checkpoint-3'}"])

@@ -94,7 +94,7 @@ def test_variants_bring_their_own_settings() -> None:
         (["seed=1,2", "more"], "'more'"),
     ],
 )
-def test_what_can_not_be_compared_is_refused_before_anything_runs(words: list[str], says: str) -> None:
+def test_invalid_comparison_is_refused_before_it_runs(words: list[str], says: str) -> None:
     with pytest.raises(UserError, match="(?s)" + says.replace("(", "\\(")):
         parse_grid("quickstart", words)
 

@@ -106,10 +106,14 @@ def test_long_lines_continue_in_their_column(monkeypatch: pytest.MonkeyPatch) ->
 # --- machine, folders ---
 
 
+def machine_line(name: str, config: Any = None) -> Check:
+    return by_name(machine.check_machine(config))[name]
+
+
 def test_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine._python().status == "ok"
+    assert machine_line("Python").status == "ok"
     monkeypatch.setattr(machine.platform, "python_version", lambda: "3.10.4")
-    assert machine._python().status == "problem"
+    assert machine_line("Python").status == "problem"
 
 
 def test_memory_and_the_limit_of_a_control_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -127,10 +131,10 @@ def test_memory_and_the_limit_of_a_control_group(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(host, "total_memory", lambda: 32 * GB)
     assert host.memory_limit() == 8 * GB
     assert host.available_memory() == 4 * GB  # 8 less the 5 that are used, without a cache of 1
-    assert machine._memory().status == "ok" and "32.0 GB" in machine._memory().detail
+    assert machine_line("memory").status == "ok" and "32.0 GB" in machine_line("memory").detail
     (group.parent / "memory.current").write_text(f"{8 * GB}\n")
     assert host.available_memory() == GB
-    assert machine._memory().status == "warning"
+    assert machine_line("memory").status == "warning"
     # Version 1: its own files beneath `memory`, and a number near 2^63 for no limit.
     (tmp_path / "proc" / "self" / "cgroup").write_text("4:cpu,memory:/a\n")
     first = tmp_path / "cgroup" / "memory" / "a"
@@ -145,15 +149,12 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
     usage = SimpleNamespace(total=GB // 16, free=GB // 16)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    (check,) = machine._shared_memory(None)
-    assert check.status == "warning"
-    assert machine._shared_memory(config_of()) == []  # one process needs none
-    (check,) = machine._shared_memory(config_of("tp_size=2"))
-    assert check.status == "problem"
-    (check,) = machine._shared_memory(config_of("rollout_engine=vllm"))
-    assert check.status == "problem"
+    assert machine_line("shared memory").status == "warning"
+    assert "shared memory" not in by_name(machine.check_machine(config_of()))  # one process needs none
+    for setting in ("tp_size=2", "rollout_engine=vllm"):
+        assert machine_line("shared memory", config_of(setting)).status == "problem"
     usage.free = 8 * GB
-    assert machine._shared_memory(None)[0].status == "ok"
+    assert machine_line("shared memory").status == "ok"
 
 
 def test_folders_and_disks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -103,18 +103,18 @@ def test_triton_and_what_it_compiles_with(monkeypatch: pytest.MonkeyPatch) -> No
         return real(name, *rest)
 
     monkeypatch.setattr(gpu.importlib, "import_module", refuse)
-    assert gpu._triton([]).status == "ok"  # a CPU needs none
     headers = gpu._headers
+    FakeGpus(monkeypatch)
+    assert by_name(gpu.check_gpus(None))["Triton"].status == "ok"  # a CPU needs none
     FakeGpus(monkeypatch, (9, 0))
     assert by_name(gpu.check_gpus(None))["Triton"].status == "problem"
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert by_name(gpu.check_gpus(None))["C compiler"].status == "problem"
-    assert gpu._compiler(is_needed=False).status == "warning"
     (check,) = gpu.check_gpus(config_of("device=cpu", "torch_compile=true"))
     assert check.name == "C compiler" and check.status == "problem"
     monkeypatch.setattr(shutil, "which", lambda name: f"/opt/{name}")
     monkeypatch.setenv("CC", "mycc")
-    assert gpu._compiler(is_needed=True).detail == "/opt/mycc"
+    assert by_name(gpu.check_gpus(None))["C compiler"].detail == "/opt/mycc"
     monkeypatch.setattr(gpu.sysconfig, "get_path", lambda name: "/nowhere")
     assert headers().status == "problem"
 
@@ -158,7 +158,7 @@ def test_gpus_for_ranks_and_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
     def line(must: bool = False) -> Check:
-        (check,) = gpu._without_gpu(must)
+        (check,) = gpu.check_gpus(config_of(*(["device=cuda"] if must else [])))
         return check
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

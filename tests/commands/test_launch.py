@@ -132,7 +132,7 @@ def test_how_many_servers_a_configuration_gets():
         ([], ["rollout_engine=vllm", "tp_size=2"], "tp_size=1"),
     ],
 )
-def test_servers_that_do_not_go_with_the_configuration_are_refused(flags, settings, named):
+def test_servers_that_contradict_the_configuration(flags, settings, named):
     with pytest.raises(UserError, match=named):
         settled(flags, *settings)
 
@@ -152,7 +152,7 @@ def test_what_a_cluster_lacks_is_said():
     )
 
 
-def test_a_folder_that_holds_another_run_is_refused_before_anything_is_started(tmp_path):
+def test_folder_of_another_run_is_refused_before_start(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}")
     with pytest.raises(UserError, match=re.escape(str(tmp_path / "run"))):

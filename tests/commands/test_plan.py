@@ -28,7 +28,7 @@ def test_a_plan_for_a_named_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["fits_gpus"]["141"]["1"] == {} and plan["fits_gpus"]["16"]["1"]
 
 
-def test_what_does_not_fit_ends_with_1_and_an_adapter_that_does_with_0(
+def test_plan_beyond_memory_names_an_adapter_that_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = "model_name_or_path=Qwen/Qwen2.5-7B-Instruct"

@@ -45,7 +45,7 @@ def test_a_turn_of_several_lines_and_the_raw_prompt(play):
     assert "I think\nit is 2\n" in out and "-- reward" in out
 
 
-def test_observations_are_shown_with_control_characters_written_out(play):
+def test_control_characters_of_observations_are_escaped(play):
     code, out, _ = play(HOSTILE, typed="\x1b[5mhello\n")
     assert code == 0 and "\x1b" not in out and "\x07" not in out
     assert "Say \\x1b[31mred\\x1b[0m.\\r" in out

@@ -8,11 +8,6 @@ from tests.corpora.configs import CASES, BadConfig, arguments
 from whetstone.__main__ import run
 
 
-def test_the_corpus_is_large_enough_and_has_no_case_twice() -> None:
-    assert len(CASES) >= 150
-    assert len({case.name for case in CASES}) == len(CASES)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name[:60])
 def test_it_ends_in_one_sentence(case: BadConfig, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     begun = time.process_time()

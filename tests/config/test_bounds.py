@@ -78,7 +78,3 @@ def test_no_number_beyond_its_bounds_is_taken(key: str) -> None:
         with pytest.raises(UserError) as caught:
             build({key: given})
         assert key in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_there_are_many() -> None:
-    assert len(KEYS) > 80

@@ -60,7 +60,7 @@ def test_every_key_says_what_it_means() -> None:
     assert silent == []
 
 
-def test_values_reach_their_room_and_remember_where_they_came_from(tmp_path: Path) -> None:
+def test_values_reach_their_section_with_their_source(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("learning_rate: 1e-6\nmax_steps: 50\nlora_r: 8\n")
     loaded = load(file, ["max_steps=100"])
@@ -281,7 +281,7 @@ def test_accumulation_steps_are_translated_into_steps() -> None:
     assert "batch_counts_as_step" in refused("batch_counts_as_step=3")
 
 
-def test_due_steps_are_not_missed_when_a_batch_has_several_updates() -> None:
+def test_due_steps_with_several_updates_per_batch() -> None:
     plan = plan_of("prompts_per_step=2", "steps_per_generation=4", "max_steps=40")
     # batches end at 4, 8, 12, ...; multiples of 10 fall inside those that end at 12, 20, 32, 40
     assert [step for step in range(4, 41, 4) if plan.is_due(10, step)] == [12, 20, 32, 40]
@@ -309,7 +309,7 @@ def test_warmup_as_share_or_number() -> None:
         (["max_steps=10", "num_iterations=4", "prompts_per_step=1"], "set max_steps to 12"),
     ],
 )
-def test_a_plan_that_does_not_divide_is_refused_with_one_that_does(words: list[str], remedy: str) -> None:
+def test_indivisible_plan_is_refused_with_a_valid_one(words: list[str], remedy: str) -> None:
     with pytest.raises(UserError) as caught:
         plan_of(*words)
     assert remedy in str(caught.value)
@@ -331,11 +331,7 @@ def recipes() -> list[str]:
     return recipe_names()
 
 
-def test_there_is_a_recipe_of_each_name() -> None:
-    assert {"quickstart", *PLANS} <= set(recipes())
-
-
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", sorted({"quickstart", *PLANS, *recipes()}))
 def test_every_recipe_loads_under_our_own_names_and_has_a_plan(name: str) -> None:
     loaded = load(name)
     assert loaded.notes == (), "a shipped recipe speaks our own names"
@@ -348,7 +344,7 @@ def test_every_recipe_loads_under_our_own_names_and_has_a_plan(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_every_generated_task_of_a_recipe_exists_and_takes_its_settings(name: str) -> None:
+def test_generated_tasks_of_recipes_take_their_settings(name: str) -> None:
     from whetstone.tasks.registry import make_tasks
 
     config = load(name).config

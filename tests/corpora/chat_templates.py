@@ -16,17 +16,21 @@ DESCRIBE = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
 class Behavior:
     family: str
     template: str
-    tokens: str  # special ones
-    eos: str
+    tokens: str = CHATML  # special ones
+    eos: str = "<|im_end|>"
     opens: str = ""  # the end of the generation prompt, where it opens a thought
-    answer: str  # what follows the prompt where the solution is ANSWER
-    thought: str  # the same for THOUGHT
+    answer: str = ""  # what follows the prompt where the solution is ANSWER, if not ANSWER and eos
+    thought: str = ""  # the same for THOUGHT
     trl: bool = True  # whether TRL trains both on the prompt that the model sees
     call: str = ""  # `add(x=41, s="a b")` as the template writes it behind the prompt
     result: str = ""  # what follows that call where it gives 42
     describes: bool = True
     roles: tuple[str, ...] = ("system",)
     date: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "answer", self.answer or ANSWER + self.eos)
+        object.__setattr__(self, "thought", self.thought or THOUGHT + self.eos)
 
 
 def turns(
@@ -69,6 +73,7 @@ SPLIT = (
 )
 LAST = "{% if loop.last or loop.nextitem.role == 'tool' %}"
 CALLS = "{% for k in m.tool_calls or [] %}{% set f = k.function %}"
+QWEN_3 = SPLIT + LAST + "<think>\n{{ r.strip() }}\n</think>\n\n{% endif %}{{ c.lstrip() }}"
 JSON = (
     CALLS + "<tool_call>\n{{ {'name': f.name, 'arguments': f.arguments} | tojson }}\n</tool_call>{% endfor %}"
 )
@@ -98,45 +103,48 @@ GLM_CALL = (
     "<arg_value>a b</arg_value>\n</tool_call>"
 )
 CHATML_RESULT = "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+TOOL = "<|im_start|>tool\n{{ m.content }}<|im_end|>\n"
 TOOL_TURN = "\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
 ARGUMENTS = '{"x": 41, "s": "a b"}'
 HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
 DATE = "Today is {{ strftime_now('%d %B %Y') }}.\n"
 
+LLAMA = "<|begin_of_text|> <|eot_id|> <|start_header_id|> <|end_header_id|>"
+LLAMA_RESULT = HEADER.format("ipython") + "42<|eot_id|>" + HEADER.format("assistant")
+
+
+def llama(assistant: str, **parts: Any) -> str:
+    user, tool, system = (
+        HEADER.format(role) + "{{ m.content }}<|eot_id|>" for role in ("user", "ipython", "system")
+    )
+    return turns(user, assistant, HEADER.format("assistant"), tool=tool, system=system, **parts)
+
+
 BEHAVIORS = (
     Behavior(
         family="Qwen 2.5",
         template=chatml("{{ m.content }}" + JSON, tool=RESPONSE),
-        tokens=CHATML,
-        eos="<|im_end|>",
-        answer="It is 5.<|im_end|>",
-        thought=THOUGHT + "<|im_end|>",
         call=JSON_CALL + "<|im_end|>",
         result=CHATML_RESULT,
     ),
     Behavior(
         family="Qwen 3",
         template=chatml(
-            SPLIT + LAST + "<think>\n{{ r.strip() }}\n</think>\n\n{% endif %}{{ c.lstrip() }}" + JSON,
+            QWEN_3 + JSON,
             tool=RESPONSE,
         ),
-        tokens=CHATML,
-        eos="<|im_end|>",
         answer="<think>\n\n</think>\n\nIt is 5.<|im_end|>",
-        thought=THOUGHT + "<|im_end|>",
         call="<think>\n\n</think>\n\n" + JSON_CALL + "<|im_end|>",
         result=CHATML_RESULT,
     ),
     Behavior(
         family="Qwen 3.5",
         template=chatml(
-            SPLIT + LAST + "<think>\n{{ r.strip() }}\n</think>\n\n{% endif %}{{ c.lstrip() }}" + XML,
+            QWEN_3 + XML,
             "<|im_start|>assistant\n{{ '<think>\n\n</think>\n\n' if enable_thinking is false else"
             " '<think>\n' }}",
             tool=RESPONSE,
         ),
-        tokens=CHATML,
-        eos="<|im_end|>",
         opens="<think>\n",
         answer="\n</think>\n\nIt is 5.<|im_end|>",
         thought="2+3\n</think>\n\n<answer>5</answer><|im_end|>",
@@ -146,15 +154,11 @@ BEHAVIORS = (
     Behavior(
         family="Qwen 3.5 without thoughts",
         template=chatml(
-            SPLIT + LAST + "<think>\n{{ r.strip() }}\n</think>\n\n{% endif %}{{ c.lstrip() }}" + XML,
+            QWEN_3 + XML,
             "<|im_start|>assistant\n<think>\n\n</think>\n\n",
             tool=RESPONSE,
         ),
-        tokens=CHATML,
-        eos="<|im_end|>",
         trl=False,  # it leaves out that the prompt has no thought
-        answer="It is 5.<|im_end|>",
-        thought=THOUGHT + "<|im_end|>",
         call=XML_CALL + "<|im_end|>",
         result=CHATML_RESULT + "<think>\n\n</think>\n\n",
     ),
@@ -168,8 +172,6 @@ BEHAVIORS = (
             "<|im_start|>assistant\n<think>\n",
             tool=RESPONSE,
         ),
-        tokens=CHATML,
-        eos="<|im_end|>",
         opens="<think>\n",
         trl=False,
         answer="</think>It is 5.<|im_end|>",
@@ -257,43 +259,31 @@ BEHAVIORS = (
     ),
     Behavior(
         family="Llama 3.1 to 3.3",
-        template=turns(
-            HEADER.format("user") + "{{ m.content }}<|eot_id|>",
+        template=llama(
             HEADER.format("assistant")
             + "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
             + CALLS
             + '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{% endfor %}<|eot_id|>',
-            HEADER.format("assistant"),
-            tool=HEADER.format("ipython") + "{{ m.content }}<|eot_id|>",
-            system=HEADER.format("system") + "{{ m.content }}<|eot_id|>",
             start=DATE,
         ),
-        tokens="<|begin_of_text|> <|eot_id|> <|start_header_id|> <|end_header_id|>",
+        tokens=LLAMA,
         eos="<|eot_id|>",
-        answer="It is 5.<|eot_id|>",
-        thought=THOUGHT + "<|eot_id|>",
         call='{"name": "add", "parameters": ' + ARGUMENTS + "}<|eot_id|>",
-        result=HEADER.format("ipython") + "42<|eot_id|>" + HEADER.format("assistant"),
+        result=LLAMA_RESULT,
         date=True,
     ),
     Behavior(
         family="Llama 3.2 and 4, Python",
-        template=turns(
-            HEADER.format("user") + "{{ m.content }}<|eot_id|>",
+        template=llama(
             HEADER.format("assistant")
             + "{{ m.content }}{% if m.tool_calls %}"
             + PYTHON
             + "{% endif %}<|eot_id|>",
-            HEADER.format("assistant"),
-            tool=HEADER.format("ipython") + "{{ m.content }}<|eot_id|>",
-            system=HEADER.format("system") + "{{ m.content }}<|eot_id|>",
         ),
-        tokens="<|begin_of_text|> <|eot_id|> <|start_header_id|> <|end_header_id|>",
+        tokens=LLAMA,
         eos="<|eot_id|>",
-        answer="It is 5.<|eot_id|>",
-        thought=THOUGHT + "<|eot_id|>",
         call='[add(x=41, s="a b")]<|eot_id|>',
-        result=HEADER.format("ipython") + "42<|eot_id|>" + HEADER.format("assistant"),
+        result=LLAMA_RESULT,
     ),
     Behavior(
         family="LFM2.5",
@@ -301,22 +291,15 @@ BEHAVIORS = (
             "{{ m.content }}{% if m.tool_calls %}<|tool_call_start|>"
             + PYTHON
             + "<|tool_call_end|>{% endif %}",
-            tool="<|im_start|>tool\n{{ m.content }}<|im_end|>\n",
+            tool=TOOL,
         ),
         tokens=CHATML + " <|tool_call_start|> <|tool_call_end|>",
-        eos="<|im_end|>",
-        answer="It is 5.<|im_end|>",
-        thought=THOUGHT + "<|im_end|>",
         call='<|tool_call_start|>[add(x=41, s="a b")]<|tool_call_end|><|im_end|>',
         result=TOOL_TURN,
     ),
     Behavior(
         family="LFM2, Granite 3.3: no calls in the history",
-        template=chatml("{{ m.content }}", tool="<|im_start|>tool\n{{ m.content }}<|im_end|>\n", start=DATE),
-        tokens=CHATML,
-        eos="<|im_end|>",
-        answer="It is 5.<|im_end|>",
-        thought=THOUGHT + "<|im_end|>",
+        template=chatml("{{ m.content }}", tool=TOOL, start=DATE),
         result=TOOL_TURN,
         date=True,
     ),
@@ -337,8 +320,6 @@ BEHAVIORS = (
             " [/TOOL_RESULTS]"
         ),
         eos="</s>",
-        answer="It is 5.</s>",
-        thought=THOUGHT + "</s>",
         call="[TOOL_CALLS]add[CALL_ID]whetstone[ARGS]" + ARGUMENTS + "</s>",
         result="[TOOL_RESULTS]whetstone[TOOL_CONTENT]42[/TOOL_RESULTS]",
     ),
@@ -397,8 +378,6 @@ BEHAVIORS = (
         ),
         eos="<E>",
         trl=False,  # it leaves the thought out
-        answer="It is 5.<E>",
-        thought=THOUGHT + "<E>",
         call="<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>add<\uff5ctool\u2581sep\uff5c>"
         + ARGUMENTS
         + "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c><E>",
@@ -412,13 +391,10 @@ BEHAVIORS = (
             + "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>{{"
             " f.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{%"
             " endif %}",
-            tool="<|im_start|>tool\n{{ m.content }}<|im_end|>\n",
+            tool=TOOL,
         ),
         tokens=CHATML + " <|tool_calls_section_begin|> <|tool_call_begin|> <|tool_call_argument_begin|> "
         "<|tool_call_end|> <|tool_calls_section_end|>",
-        eos="<|im_end|>",
-        answer="It is 5.<|im_end|>",
-        thought=THOUGHT + "<|im_end|>",
         call="<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
         + ARGUMENTS
         + "<|tool_call_end|><|tool_calls_section_end|><|im_end|>",
@@ -443,7 +419,6 @@ BEHAVIORS = (
         " <|channel> <channel|>",
         eos="<turn|>",
         trl=False,
-        answer="It is 5.<turn|>",
         thought="<|channel>thought\n2+3\n<channel|><answer>5</answer><turn|>",
         call='<|tool_call>call:add{x:41,s:<|"|>a b<|"|>}<tool_call|><|tool_response>',
         result='response:add{value:<|"|>42<|"|>}<tool_response|>',
@@ -460,8 +435,6 @@ BEHAVIORS = (
         eos="<end_of_turn>",
         describes=False,
         roles=(),
-        answer="It is 5.<end_of_turn>",
-        thought=THOUGHT + "<end_of_turn>",
         result="\n<start_of_turn>user\n<tool_response>\n42\n</tool_response><end_of_turn>\n<start_of_turn>model\n",
     ),
     Behavior(
@@ -526,8 +499,6 @@ BEHAVIORS = (
             " <|tools_suffix|> <|system_start|> <|system_end|>"
         ),
         eos="<|assistant_end|>",
-        answer="It is 5.<|assistant_end|>",
-        thought=THOUGHT + "<|assistant_end|>",
         call='<|tools_prefix|>[{"add": ' + ARGUMENTS + "}]<|tools_suffix|>",
         result="[42]",
     ),

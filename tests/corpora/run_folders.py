@@ -200,98 +200,112 @@ def link_outside(folder: Path) -> None:
     (folder / NEWEST).symlink_to(elsewhere)
 
 
-STATE = f"{NEWEST}/state/__0_0.distcp"
-MODEL = f"{NEWEST}/model.safetensors"
-HUGE = '{"step": 1' + "0" * 6000 + ', "kind": "train"}'
-ASIDE = (f"{NEWEST}.damaged*",)
+STATE, MODEL = "state/__0_0.distcp", "model.safetensors"
+SCALARS, MANIFEST, METRICS, CONFIG = "scalars.pt", "whetstone.json", "metrics.jsonl", "config.yaml"
+EVALUATION = "eval_results/eval_step_0.json"
+HUGE = "1" + "0" * 6000
 
 
 def fallen_back(damage: Damage, *names: str) -> Case:
     """checkpoint-3 is damaged: the run goes on from checkpoint-2 and says so."""
-    return Case(damage=damage, names=(NEWEST, *names), kept=ASIDE, step=2)
+    return Case(damage=damage, names=(NEWEST, *names), kept=(f"{NEWEST}.damaged*",), step=2)
+
+
+def newest(damage: Callable[..., Damage], name: str, *how: Any) -> Case:
+    """A file of checkpoint-3 is damaged: the note names it."""
+    return fallen_back(damage(f"{NEWEST}/{name}", *how), name.rpartition("/")[2])
+
+
+def of_step_2(name: str, *names: str) -> Case:
+    return fallen_back(copy(f"checkpoint-2/{name}", f"{NEWEST}/{name}"), *names or (name,))
+
+
+def manifest_with(**changes: Any) -> Case:
+    return fallen_back(manifest(lambda document: document.update(changes)), "whetstone")
+
+
+def replaced(name: str, kind: str, kept: str = "{}.aside") -> Case:
+    """Something else has the name of a file: it is set aside, with what is in it."""
+    inside = "/precious.txt" if kind == "folder" else ""
+    return Case(damage=become(name, kind), kept=(kept.format(name) + inside,))
+
+
+def set_aside(damage: Damage, name: str, *names: str) -> Case:
+    return Case(damage=damage, names=names, kept=(f"{name}.damaged",))
+
+
+def bad_line(text: str | bytes, *names: str) -> Case:
+    return set_aside(insert_line(METRICS, text), METRICS, *names)
 
 
 DAMAGES: dict[str, Case] = {
     "nothing": Case(damage=lambda folder: None),
     # contents of the newest checkpoint
-    "a bit of the state flipped": fallen_back(flip(STATE), "__0_0.distcp"),
-    "the first bit of the state flipped": fallen_back(flip(STATE, 0), "__0_0.distcp"),
-    "the last bit of the state flipped": fallen_back(flip(STATE, 1), "__0_0.distcp"),
-    "a bit of the weights flipped": fallen_back(flip(MODEL), "model.safetensors"),
-    "a bit of the weights' header flipped": fallen_back(flip(MODEL, 0.001), "model.safetensors"),
-    "a bit of .metadata flipped": fallen_back(flip(f"{NEWEST}/state/.metadata"), ".metadata"),
-    "a bit of scalars.pt flipped": fallen_back(flip(f"{NEWEST}/scalars.pt"), "scalars.pt"),
-    "a bit of config.json flipped": fallen_back(flip(f"{NEWEST}/config.json"), "config.json"),
-    "a bit of tokenizer.json flipped": fallen_back(flip(f"{NEWEST}/tokenizer.json"), "tokenizer.json"),
-    "a bit of the manifest flipped": fallen_back(flip(f"{NEWEST}/whetstone.json"), "whetstone.json"),
-    "the state cut off": fallen_back(cut(STATE), "__0_0.distcp"),
-    "the state empty": fallen_back(cut(STATE, 0), "__0_0.distcp"),
-    "the state longer": fallen_back(grow(STATE), "__0_0.distcp"),
-    "the state missing": fallen_back(remove(STATE), "__0_0.distcp"),
-    "the folder of the state missing": fallen_back(remove(f"{NEWEST}/state"), "state"),
-    "the weights cut off": fallen_back(cut(MODEL, 0.9), "model.safetensors"),
-    "the weights empty": fallen_back(write(MODEL, b""), "model.safetensors"),
-    "the weights a folder": fallen_back(become(MODEL, "folder"), "model.safetensors"),
-    "the weights a dangling link": fallen_back(become(MODEL, "dangling link"), "model.safetensors"),
-    "the weights a pipe": fallen_back(become(MODEL, "pipe"), "model.safetensors"),
-    "scalars.pt garbage": fallen_back(write(f"{NEWEST}/scalars.pt", "garbage"), "scalars.pt"),
-    "scalars.pt missing": fallen_back(remove(f"{NEWEST}/scalars.pt"), "scalars.pt"),
-    "the tokenizer missing": fallen_back(remove(f"{NEWEST}/tokenizer.json"), "tokenizer.json"),
-    "the state of another step": fallen_back(copy("checkpoint-2/state", f"{NEWEST}/state"), "state"),
-    "the weights of another step": fallen_back(copy("checkpoint-2/model.safetensors", MODEL), "model"),
-    "numbers of another step": fallen_back(
-        copy("checkpoint-2/scalars.pt", f"{NEWEST}/scalars.pt"), "scalars"
-    ),
-    "the manifest of another step": fallen_back(
-        copy("checkpoint-2/whetstone.json", f"{NEWEST}/whetstone.json"), "step 2"
-    ),
+    "a bit of the state flipped": newest(flip, STATE),
+    "the first bit of the state flipped": newest(flip, STATE, 0),
+    "the last bit of the state flipped": newest(flip, STATE, 1),
+    "a bit of the weights flipped": newest(flip, MODEL),
+    "a bit of the weights' header flipped": newest(flip, MODEL, 0.001),
+    "a bit of .metadata flipped": newest(flip, "state/.metadata"),
+    **{
+        f"a bit of {name} flipped": newest(flip, name)
+        for name in (SCALARS, "config.json", "tokenizer.json", MANIFEST)
+    },
+    "the state cut off": newest(cut, STATE),
+    "the state empty": newest(cut, STATE, 0),
+    "the state longer": newest(grow, STATE),
+    "the state missing": newest(remove, STATE),
+    "the folder of the state missing": newest(remove, "state"),
+    "the weights cut off": newest(cut, MODEL, 0.9),
+    "the weights empty": newest(write, MODEL, b""),
+    **{f"the weights a {kind}": newest(become, MODEL, kind) for kind in ("folder", "dangling link", "pipe")},
+    "scalars.pt garbage": newest(write, SCALARS, "garbage"),
+    "scalars.pt missing": newest(remove, SCALARS),
+    "the tokenizer missing": newest(remove, "tokenizer.json"),
+    "the state of another step": of_step_2("state"),
+    "the weights of another step": of_step_2(MODEL, "model"),
+    "numbers of another step": of_step_2(SCALARS, "scalars"),
+    "the manifest of another step": of_step_2(MANIFEST, "step 2"),
     "all of another step": fallen_back(copy("checkpoint-2", NEWEST), "step 2"),
     # the manifest
     **{
-        f"the manifest {text!r}": fallen_back(write(f"{NEWEST}/whetstone.json", text), "whetstone.json")
+        f"the manifest {text!r}": newest(write, MANIFEST, text)
         for text in ("{}", "[]", "null", "3", "", "true", '"text"', "{", '{"step": 99, "files": {}}')
     },
-    "the manifest not UTF-8": fallen_back(
-        write(f"{NEWEST}/whetstone.json", b"\xff\xfe\x00"), "whetstone.json"
-    ),
-    "the manifest a folder": fallen_back(become(f"{NEWEST}/whetstone.json", "folder"), "whetstone.json"),
-    "the manifest a looping link": fallen_back(become(f"{NEWEST}/whetstone.json", "loop"), "whetstone.json"),
-    "the manifest missing": fallen_back(remove(f"{NEWEST}/whetstone.json"), "whetstone.json"),
-    "the manifest nested without end": fallen_back(
-        write(f"{NEWEST}/whetstone.json", '{"step": 3, "files": ' + "[" * 100_000), "whetstone.json"
-    ),
-    "the manifest with a step in words": fallen_back(manifest(lambda m: m.update(step="three")), "whetstone"),
-    "the manifest with a negative step": fallen_back(manifest(lambda m: m.update(step=-3)), "whetstone"),
-    "the manifest with a true step": fallen_back(manifest(lambda m: m.update(step=True)), "whetstone"),
-    "the manifest with another step": fallen_back(manifest(lambda m: m.update(step=2)), "whetstone"),
-    "the manifest with files in a list": fallen_back(
-        manifest(lambda m: m.update(files=list(m["files"]))), "whetstone"
-    ),
+    "the manifest not UTF-8": newest(write, MANIFEST, b"\xff\xfe\x00"),
+    "the manifest a folder": newest(become, MANIFEST, "folder"),
+    "the manifest a looping link": newest(become, MANIFEST, "loop"),
+    "the manifest missing": newest(remove, MANIFEST),
+    "the manifest nested without end": newest(write, MANIFEST, '{"step": 3, "files": ' + "[" * 100_000),
+    "the manifest with a step in words": manifest_with(step="three"),
+    "the manifest with a negative step": manifest_with(step=-3),
+    "the manifest with a true step": manifest_with(step=True),
+    "the manifest with another step": manifest_with(step=2),
+    "the manifest with files in a list": manifest_with(files=[MODEL, SCALARS]),
     "the manifest with a file left out": fallen_back(
-        manifest(lambda m: m["files"].pop("scalars.pt") and None), "whetstone"
+        manifest(lambda m: m["files"].pop(SCALARS) and None), "whetstone"
     ),
     "the manifest with a path outside": fallen_back(
         manifest(lambda m: m["files"].update({"../../secret": 1})), "whetstone"
     ),
-    "the manifest of huge digits": fallen_back(
-        write(f"{NEWEST}/whetstone.json", '{"step": 1' + "0" * 6000 + "}"), "whetstone"
-    ),
+    "the manifest of huge digits": newest(write, MANIFEST, f'{{"step": {HUGE}}}'),
     # the checkpoint folders themselves
-    "checkpoint-4 a file": Case(damage=become("checkpoint-4", "file"), kept=("checkpoint-4*",)),
-    "checkpoint-4 a folder": Case(
-        damage=become("checkpoint-4", "folder"), kept=("checkpoint-4*/precious.txt",)
-    ),
-    "checkpoint-4 a dangling link": Case(
-        damage=become("checkpoint-4", "dangling link"), kept=("checkpoint-4*",)
-    ),
-    "checkpoint-4 a looping link": Case(damage=become("checkpoint-4", "loop"), kept=("checkpoint-4*",)),
-    "checkpoint-3 a file": Case(damage=become(NEWEST, "file"), kept=ASIDE, step=2),
+    **{
+        f"checkpoint-4 a {name}": replaced("checkpoint-4", kind, "{}*")
+        for name, kind in (
+            ("file", "file"),
+            ("folder", "folder"),
+            ("dangling link", "dangling link"),
+            ("looping link", "loop"),
+        )
+    },
+    "checkpoint-3 a file": fallen_back(become(NEWEST, "file")),
     "checkpoint-3 empty": Case(
         damage=become(NEWEST, "folder"), kept=("checkpoint-3.*/precious.txt",), step=2
     ),
     "checkpoint-3 a link to itself": Case(damage=link_outside, kept=(NEWEST,)),
     "two newest damaged": Case(
-        damage=both(flip(STATE), flip("checkpoint-2/scalars.pt")),
+        damage=both(flip(f"{NEWEST}/{STATE}"), flip("checkpoint-2/scalars.pt")),
         names=(NEWEST, "checkpoint-2"),
         kept=("checkpoint-3.damaged", "checkpoint-2.damaged"),
         step=1,
@@ -299,110 +313,77 @@ DAMAGES: dict[str, Case] = {
     "all damaged": Case(
         damage=every_checkpoint(lambda name: flip(f"{name}/scalars.pt")),
         outcome="refused",
-        names=("checkpoint-1", "scalars.pt"),
+        names=("checkpoint-1", SCALARS),
         kept=("checkpoint-1", "checkpoint-2", NEWEST),
     ),
-    "scalars.pt with code in it": Case(
-        damage=hostile("scalars.pt"), outcome="refused", names=("scalars.pt",)
-    ),
+    "scalars.pt with code in it": Case(damage=hostile(SCALARS), outcome="refused", names=(SCALARS,)),
     ".metadata with code in it": Case(
         damage=hostile("state/.metadata"), outcome="refused", names=(".metadata",)
     ),
     # temporary names
     "a checkpoint half written": Case(damage=copy("checkpoint-1", ".checkpoint-4.writing")),
     "a checkpoint half deleted": Case(damage=copy("checkpoint-1", ".checkpoint-1.deleting")),
-    "a temporary checkpoint a file": Case(
-        damage=become(".checkpoint-3.writing", "file"), kept=("*writing*",)
-    ),
-    "a temporary checkpoint a link": Case(
-        damage=become(".checkpoint-3.writing", "loop"), kept=("*writing*",)
-    ),
-    "a temporary model a file": Case(
-        damage=become(".final_model.writing", "file"), kept=("*final_model.wri*",)
-    ),
-    "a temporary metrics a folder": Case(
-        damage=become(".metrics.jsonl.part", "folder"), kept=("metrics.jsonl.part*/precious.txt",)
-    ),
-    "a temporary config a folder": Case(
-        damage=become(".config.yaml.part", "folder"), kept=("config.yaml.part*/precious.txt",)
-    ),
-    "a temporary result a link": Case(
-        damage=become(".train_results.json.part", "loop"), kept=("train_res*part*",)
-    ),
+    "a temporary checkpoint a file": replaced(".checkpoint-3.writing", "file", "*writing*"),
+    "a temporary checkpoint a link": replaced(".checkpoint-3.writing", "loop", "*writing*"),
+    "a temporary model a file": replaced(".final_model.writing", "file", "*final_model.wri*"),
+    "a temporary metrics a folder": replaced(".metrics.jsonl.part", "folder", "metrics.jsonl.part*"),
+    "a temporary config a folder": replaced(".config.yaml.part", "folder", "config.yaml.part*"),
+    "a temporary result a link": replaced(".train_results.json.part", "loop", "train_res*part*"),
     # the run's other files
     "training.log a folder": Case(
         damage=become("training.log", "folder"),
         names=("training.log",),
         kept=("training.log.*/precious.txt",),
     ),
-    "training.log a pipe": Case(damage=become("training.log", "pipe"), kept=("training.log.aside",)),
-    "training.log a looping link": Case(damage=become("training.log", "loop"), kept=("training.log.aside",)),
+    "training.log a pipe": replaced("training.log", "pipe"),
+    "training.log a looping link": replaced("training.log", "loop"),
     "training.log garbage": Case(damage=write("training.log", bytes(range(256)) * 10)),
-    "metrics.jsonl a folder": Case(
-        damage=become("metrics.jsonl", "folder"), kept=("metrics.jsonl.aside/precious.txt",)
+    "metrics.jsonl a folder": replaced(METRICS, "folder"),
+    "metrics.jsonl a pipe": replaced(METRICS, "pipe"),
+    "metrics.jsonl missing": Case(damage=remove(METRICS)),
+    "metrics.jsonl garbage": set_aside(write(METRICS, bytes(range(256)) * 10), METRICS),
+    "metrics.jsonl cut in a line": Case(damage=cut(METRICS, 0.97)),
+    "metrics.jsonl with a huge step": bad_line(f'{{"step": {HUGE}, "kind": "train"}}', METRICS),
+    "metrics.jsonl with a large step": bad_line(
+        '{"step": 1000000000000000000000, "kind": "train", "reward": 1.0}'
     ),
-    "metrics.jsonl a pipe": Case(damage=become("metrics.jsonl", "pipe"), kept=("metrics.jsonl.aside",)),
-    "metrics.jsonl missing": Case(damage=remove("metrics.jsonl")),
-    "metrics.jsonl garbage": Case(
-        damage=write("metrics.jsonl", bytes(range(256)) * 10), kept=("metrics.jsonl.damaged",)
-    ),
-    "metrics.jsonl cut in a line": Case(damage=cut("metrics.jsonl", 0.97)),
-    "metrics.jsonl with a huge step": Case(
-        damage=insert_line("metrics.jsonl", HUGE), names=("metrics.jsonl",), kept=("metrics.jsonl.damaged",)
-    ),
-    "metrics.jsonl with a large step": Case(
-        damage=insert_line(
-            "metrics.jsonl", '{"step": 1000000000000000000000, "kind": "train", "reward": 1.0}'
-        ),
-        kept=("metrics.jsonl.damaged",),
-    ),
-    "metrics.jsonl with text for numbers": Case(
-        damage=insert_line("metrics.jsonl", '{"step": 1, "kind": "train", "reward": "high"}'),
-        kept=("metrics.jsonl.damaged",),
-    ),
-    "metrics.jsonl nested without end": Case(
-        damage=insert_line("metrics.jsonl", "[" * 100_000), kept=("metrics.jsonl.damaged",)
-    ),
-    "metrics.jsonl not UTF-8": Case(
-        damage=insert_line("metrics.jsonl", b"\xff\xfe"), kept=("metrics.jsonl.damaged",)
-    ),
-    "config.yaml broken": Case(
-        damage=write("config.yaml", "a: [1, 2"), names=("config.yaml",), kept=("config.yaml.damaged",)
-    ),
-    "config.yaml garbage": Case(damage=write("config.yaml", b"\xff\x00\x01"), kept=("config.yaml.damaged",)),
-    "config.yaml empty": Case(damage=write("config.yaml", ""), kept=("config.yaml.damaged",)),
-    "config.yaml a list": Case(damage=write("config.yaml", "- 1\n- 2\n"), kept=("config.yaml.damaged",)),
-    "config.yaml with an object": Case(
-        damage=write("config.yaml", "!!python/object/apply:os.system ['touch executed']"),
-        kept=("config.yaml.damaged",),
-    ),
-    "config.yaml a folder": Case(
-        damage=become("config.yaml", "folder"), kept=("config.yaml.*/precious.txt",)
-    ),
-    "config.yaml missing": Case(damage=remove("config.yaml")),
-    "eval_step_0.json broken": Case(damage=cut("eval_results/eval_step_0.json")),
-    "eval_step_0.json empty": Case(damage=write("eval_results/eval_step_0.json", "")),
-    "eval_step_0.json null": Case(damage=write("eval_results/eval_step_0.json", "null")),
-    "eval_step_0.json wrong types": Case(
-        damage=write("eval_results/eval_step_0.json", '{"step": "x", "summary": [], "completions": 3}')
-    ),
-    "eval_step_0.json not UTF-8": Case(damage=write("eval_results/eval_step_0.json", b"\xff\xfe\xfd")),
-    "eval_step_0.json a folder": Case(damage=become("eval_results/eval_step_0.json", "folder")),
-    "eval_step_0.json missing": Case(damage=remove("eval_results/eval_step_0.json")),
-    "eval_results a file": Case(damage=become("eval_results", "file"), kept=("eval_results.aside",)),
-    "completions a file": Case(damage=become("completions", "file"), kept=("completions.aside",)),
-    "train_results.json a folder": Case(
-        damage=become("train_results.json", "folder"), kept=("train_results.json.aside/precious.txt",)
-    ),
-    "report.html a folder": Case(
-        damage=become("report.html", "folder"), kept=("report.html.aside/precious.txt",)
-    ),
+    "metrics.jsonl with text for numbers": bad_line('{"step": 1, "kind": "train", "reward": "high"}'),
+    "metrics.jsonl nested without end": bad_line("[" * 100_000),
+    "metrics.jsonl not UTF-8": bad_line(b"\xff\xfe"),
+    **{
+        f"config.yaml {name}": set_aside(write(CONFIG, text), CONFIG, *names)
+        for name, text, *names in (
+            ("broken", "a: [1, 2", CONFIG),
+            ("garbage", b"\xff\x00\x01"),
+            ("empty", ""),
+            ("a list", "- 1\n- 2\n"),
+            ("with an object", "!!python/object/apply:os.system ['touch executed']"),
+        )
+    },
+    "config.yaml a folder": replaced(CONFIG, "folder", "{}.*"),
+    "config.yaml missing": Case(damage=remove(CONFIG)),
+    **{
+        f"eval_step_0.json {name}": Case(damage=damage)
+        for name, damage in (
+            ("broken", cut(EVALUATION)),
+            ("empty", write(EVALUATION, "")),
+            ("null", write(EVALUATION, "null")),
+            ("wrong types", write(EVALUATION, '{"step": "x", "summary": [], "completions": 3}')),
+            ("not UTF-8", write(EVALUATION, b"\xff\xfe\xfd")),
+            ("a folder", become(EVALUATION, "folder")),
+            ("missing", remove(EVALUATION)),
+        )
+    },
+    "eval_results a file": replaced("eval_results", "file"),
+    "completions a file": replaced("completions", "file"),
+    "train_results.json a folder": replaced("train_results.json", "folder"),
+    "report.html a folder": replaced("report.html", "folder"),
     # the final model
     "final_model missing": Case(damage=remove("final_model")),
-    "final_model damaged": Case(damage=flip("final_model/model.safetensors"), kept=("final_model.aside",)),
+    "final_model damaged": Case(damage=flip(f"final_model/{MODEL}"), kept=("final_model.aside",)),
     "final_model with a file of the user's": Case(
         damage=write("final_model/notes.txt", "precious"), kept=("final_model.aside/notes.txt",)
     ),
-    "final_model a file": Case(damage=become("final_model", "file"), kept=("final_model.aside",)),
-    "final_model a link": Case(damage=become("final_model", "dangling link"), kept=("final_model.asid*",)),
+    "final_model a file": replaced("final_model", "file"),
+    "final_model a link": replaced("final_model", "dangling link", "{}.asid*"),
 }

@@ -141,7 +141,7 @@ def test_bytes_beneath_an_adapter(qwen: ModelShape) -> None:
     assert "merged adapter" not in four
 
 
-def test_an_adapter_saves_memory_where_a_gated_mlp_is_computed_again(qwen: ModelShape) -> None:
+def test_adapter_saves_memory_by_recomputed_gated_mlp(qwen: ModelShape) -> None:
     def kept(shape: ModelShape, lora_r: int | None = None) -> float:
         return activation_bytes(shape, setup(lora_r=lora_r), 1000, 0)
 
@@ -150,7 +150,7 @@ def test_an_adapter_saves_memory_where_a_gated_mlp_is_computed_again(qwen: Model
     assert kept(qwen) == kept(qwen, lora_r=128) == kept(other) == kept(other, lora_r=16)
 
 
-def test_micro_batches_shrink_with_the_memory_and_layers_are_checkpointed(qwen: ModelShape) -> None:
+def test_micro_batches_and_checkpointing_by_memory(qwen: ModelShape) -> None:
     plans = [memory_plan(qwen, setup(completion_tokens=512), size * 1e9) for size in (141, 80, 48, 40, 24)]
     assert [plan.fits for plan in plans] == [True, True, True, True, False]
     assert plans[0].tokens == 16384 and plans[0].checkpointed == 0
@@ -225,7 +225,7 @@ RUNS = json.loads((Path(__file__).parents[2] / "benchmarks/results/plan.json").r
 
 
 @pytest.mark.parametrize("row", [row for row in RUNS if "peak_gb" in row], ids=lambda row: row["size"])
-def test_plans_are_near_what_was_measured_from_half_a_billion_to_seven(row: dict) -> None:
+def test_plans_are_near_measurements_of_0_5b_to_7b(row: dict) -> None:
     """benchmarks/plan.py: random weights, completions of full length, one H200."""
     settings = {**json.loads(row["settings"]), **json.loads(row["change"]), "bf16": True, "max_steps": 1}
     rates = next(row["rates"] for row in RUNS if "rates" in row)

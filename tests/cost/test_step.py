@@ -11,7 +11,7 @@ from whetstone.cost.step import H200, Layout, Work, update_seconds
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
-def test_what_the_cost_model_is_held_to_are_the_rows_that_were_kept():
+def test_cost_model_is_compared_with_the_kept_rows():
     def rows(name, **wanted):
         kept = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
         [row] = [row for row in kept if all(row.get(key) == value for key, value in wanted.items())]

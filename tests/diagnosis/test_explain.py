@@ -180,7 +180,7 @@ def evals(*accuracies: float, p_value: float = 0.001, every: int = 10) -> list[d
     return made
 
 
-def test_a_healthy_run_is_called_healthy_and_its_loss_is_explained() -> None:
+def test_healthy_run_and_its_loss_are_explained() -> None:
     verdicts = diagnose(rows(), evals(0.4, 0.5, 0.6), CONFIG)
     assert titles(verdicts) == ["Healthy: it learns", "A loss near 0 is normal here"]
     assert "60 %, +20.0 points since the start" in verdicts[0].evidence
@@ -392,7 +392,7 @@ def test_learned_by_heart_needs_an_evaluation_that_could_tell() -> None:
     assert title not in titles(diagnose(rising, evals(0.9, 0.91, p_value=0.6), wide))  # easier problems
 
 
-def test_supervised_runs_are_compared_with_their_start_and_with_their_best() -> None:
+def test_supervised_runs_are_compared_with_start_and_best() -> None:
     config = CONFIG | {"loss_type": "sft"}
     steps = [{"step": i + 1, "kind": "train", "loss": 1.0, "entropy": 0.9**i} for i in range(20)]
     worse = diagnose(steps, evals(0.6, 0.4, 0.3), config)
@@ -407,7 +407,7 @@ def test_supervised_runs_are_compared_with_their_start_and_with_their_best() -> 
     [({}, 0.03, True), ({"bf16": True}, 0.03, False), ({"bf16": True}, 0.06, True),
      ({"top_p": 0.9}, 0.1, False), ({"top_p": 0.9}, 0.13, True), ({"top_k": 20}, 0.3, False)],
 )  # fmt: skip
-def test_a_difference_of_engine_and_trainer_beyond_what_settings_explain(
+def test_unexplained_difference_of_engine_and_trainer(
     keys: dict[str, Any], difference: float, is_told: bool
 ) -> None:
     changes: dict[str, Any] = {"loss": 0.3, "sampling/sampling_logp_difference/mean": difference}

@@ -421,7 +421,7 @@ def test_messages_of_a_row_are_its_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["messages", "prompt"])
-def test_math_keeps_a_row_s_system_message_unless_there_is_another(tmp_path: Path, column: str) -> None:
+def test_math_keeps_system_message_of_a_row(tmp_path: Path, column: str) -> None:
     solved = {"role": "assistant", "content": r"\boxed{10}"}  # as in supervised data: not part of the prompt
     place = rows(tmp_path, [{column: [SYSTEM, ASKED, solved], "answer": "10"}])
 

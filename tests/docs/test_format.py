@@ -42,10 +42,3 @@ def test_no_line_becomes_an_item_of_a_list(page: Path) -> None:
         if ITEM.match(line) and before and not ITEM.match(before) and not before.startswith((" ", "#"))
     ]
     assert items == []
-
-
-def test_what_counts_as_prose() -> None:
-    text = (
-        "a\n```\ncode\n```\n| table\n<!-- x -->\ngenerated\n<!-- end -->\nb\n    indented\n<!-- note -->\nc"
-    )
-    assert list(prose(text)) == ["a", "b", "c"]

@@ -1,7 +1,6 @@
 """README.md shows what the program prints; scripts/make_readme.py writes the block."""
 
 import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 
 from tests.support.doc_commands import OWN_DATA_COMMANDS
 from whetstone import __main__ as cli
-from whetstone.config import load
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -23,30 +21,6 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_the_plan_in_the_readme_is_the_program_s() -> None:
     shown = make_readme.shown_block(TEXT)
     assert [line for line in make_readme.plan_lines() if line not in shown] == [], REMEDY
-
-
-def test_the_readme_holds_only_lines_that_the_script_would_choose() -> None:
-    shown = make_readme.shown_block(TEXT)
-    assert make_readme.block(shown) == shown, REMEDY
-    steps = load("quickstart").config.update.max_steps
-    assert any(re.match(rf"step {steps}/{steps}\b", line) for line in shown), REMEDY
-    assert sum(line.startswith(("  before", "  after")) for line in shown) == 2, REMEDY
-
-
-def test_the_block_is_cut_out_of_a_log() -> None:
-    plan = make_readme.plan_lines()
-    log = [
-        "a note", *plan, "pebble: 2,677,056 parameters, 2,677,056 trained, float32 on cpu",
-        "Evaluation at step 0", "step 1/30  reward 0.45", "step 2/30  reward 0.5", "step 30/30  reward 1",
-        "Evaluation at step 30", "On 300 problems it never trained on, with 95 % intervals:",
-        "  before  35 %", "  after   99 %", "30 steps in 120 s.", "The model is in final_model.",
-    ]  # fmt: skip
-    found = make_readme.block(log)
-    assert found[: len(plan)] == plan and found[-1] == "30 steps in 120 s."
-    assert found.count("...") == 2 and not any("step 2/30" in line for line in found)
-    again = make_readme.with_block(TEXT, found)
-    assert make_readme.shown_block(again) == found
-    assert again.split("## Your own run")[1] == TEXT.split("## Your own run")[1]
 
 
 def test_the_table_of_gpu_needs_is_the_plan_s() -> None:

@@ -81,7 +81,7 @@ def test_a_matrix_with_a_bias_or_an_odd_side_is_not_rounded():
     assert not supports_fp8(FusedLinear([nn.Linear(64, 24, bias=False)]))
 
 
-def test_samples_of_rounded_weights_are_weighed_unless_somebody_chose():
+def test_importance_weights_by_default_for_rounded_weights():
     assert build({}).loss.importance_correction == "none"
     assert build({"rollout_quantization": "fp8"}).loss.importance_correction == "token_truncate"
     chosen = build({"rollout_quantization": "fp8", "importance_correction": "none"})

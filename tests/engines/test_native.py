@@ -75,7 +75,7 @@ def test_logprobs_are_the_trainers(architecture):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_models_that_can_be_read_are_run_by_blocks_and_still_train(architecture):
+def test_readable_models_run_by_blocks_and_still_train(architecture):
     policy = make_policy(architecture)
     engine = NativeEngine(policy, 3).engine
     assert isinstance(engine, SlotEngine)
@@ -230,7 +230,7 @@ def test_a_uniform_number_picks_by_the_cumulative_distribution():
     assert drawn(0.6)[1] == pytest.approx(0.3)
 
 
-def test_filters_renormalise_what_they_leave():
+def test_filters_renormalize_what_they_leave():
     assert drawn(0.99, top_k=2) == (1, pytest.approx(0.3 / 0.8))
     assert drawn(0.99, top_p=0.9) == (
         2,
@@ -292,7 +292,7 @@ def test_a_token_without_probability_is_never_drawn():
     assert sample(logits, uniform, SamplingParams(max_tokens=1))[0].tolist() == [0] * 64
 
 
-def test_requests_with_parameters_of_their_own_that_come_and_leave(policy):
+def test_requests_with_own_parameters_join_and_leave(policy):
     come_and_leave(policy)
 
 

@@ -66,7 +66,7 @@ def test_limits_of_their_own():
     assert reserved(scheduler)[0] == 1
 
 
-def test_the_youngest_goes_back_with_what_it_has_and_comes_first_again():
+def test_preempted_sequence_keeps_tokens_and_resumes_first():
     scheduler = scheduler_for([1, 1], samples=1, slots=2, pages=4, limit=4 * PAGE)
     slots = scheduler.admit(10_000).slots
     while (reserved := scheduler.reserve(PAGE)) is not None:
@@ -169,7 +169,7 @@ def test_histories_are_given_up_when_pages_are_needed():
     assert sorted(scheduler.free_pages) == list(range(7))
 
 
-def test_a_turn_that_fits_only_without_its_history_is_computed_anew():
+def test_turn_that_fits_only_without_kept_cache():
     scheduler = turns_scheduler(pages=6, samples=1, slots=1)
     (slot,) = scheduler.admit(10_000).slots
     scheduler.reserve(130)

@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from tests.support.waiting import wait_until
 from whetstone.config import load
 from whetstone.engines.packages import check_packages
 from whetstone.engines.servers.http import HttpClient, RequestRejected, free_port
@@ -45,13 +45,6 @@ def children(session):
     return [line for line in listed.splitlines() if "defunct" not in line]
 
 
-def wait_for(is_so, timeout_s=10.0):
-    begun = time.monotonic()
-    while not is_so() and time.monotonic() - begun < timeout_s:
-        time.sleep(0.05)
-    return is_so()
-
-
 def test_start_restart_and_stop(tmp_path):
     server = process_of(tmp_path)
     server.start()
@@ -62,16 +55,17 @@ def test_start_restart_and_stop(tmp_path):
         assert server.process is not None
         first = server.process.pid
         os.kill(first, signal.SIGKILL)
-        assert wait_for(lambda: not server.is_running)
+        wait_until(lambda: not server.is_running)
         server.restart_if_dead()
-        assert wait_for(lambda: not children(first))  # what it left behind is gone
+        wait_until(lambda: not children(first))  # what it left behind is gone
         server.wait_until_up(20)
         assert server.restarts == 0
         session = server.process.pid
         assert len(children(session)) == 2
     finally:
         server.stop()
-    assert not server.is_running and wait_for(lambda: not children(session))
+    assert not server.is_running
+    wait_until(lambda: not children(session))
 
 
 def test_a_server_that_can_not_start_says_why(tmp_path):
@@ -126,7 +120,7 @@ time.sleep(60)
     assert children(session)
     parent.kill()
     parent.wait()
-    assert wait_for(lambda: not children(session))
+    wait_until(lambda: not children(session))
 
 
 def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):

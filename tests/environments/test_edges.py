@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.environments import edges
+from tests.support.waiting import wait_until
 from whetstone.config import build
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import SamplingParams
@@ -33,12 +34,8 @@ THOUGHT = '<tool_call>{"name": "a", "arguments": {"x": "TAG"}}</tool_call>'
 ADD = {"name": "add", "arguments": {"number": 7}}
 
 
-def one_answer(pool: EpisodePool, timeout_s: float = 30.0) -> Answer:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if answers := pool.poll(1.0):
-            return answers[0]
-    raise AssertionError("no answer")
+def one_answer(pool: EpisodePool) -> Answer:
+    return wait_until(lambda: pool.poll(1.0))[0]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.environments import bad, unseeded, waiting
+from tests.support.conversations import all_ids, check_logprobs, check_tokens, rollouts_of
 from whetstone.config import build
 from whetstone.config.environments import EnvironmentsConfig
 from whetstone.engines.base import SamplingParams
@@ -20,7 +21,6 @@ from whetstone.rollout.metrics import rollout_metrics
 from whetstone.tasks.registry import environments_of, make_task
 from whetstone.tasks.scoring.pool import Scorer
 from whetstone.types import Finish, Group
-from whetstone.update.packing import make_samples, pack
 
 SLOW = f"{Path(waiting.__file__)}:SlowGuess"
 BAD = {
@@ -72,77 +72,58 @@ def collect(
     )
 
 
-def test_tokens_are_those_of_the_conversation_and_logprobs_those_of_the_trainer(setting):
-    groups, policy = collect(setting, "guess_number"), setting.policy
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    assert any(len(rollout.turns) == 3 for rollout in rollouts)
-    for group in groups:
-        for rollout in group.rollouts:
-            if rollout.completion.finish is Finish.LENGTH:
-                continue
+def test_tokens_equal_conversation_and_logprobs_equal_trainer(setting):
+    groups = collect(setting, "guess_number")
+    turns = [len(rollout.turns) for rollout in rollouts_of(groups)]
+    assert 3 in turns
+    check_tokens(setting.policy, groups)
+    check_logprobs(setting.policy, groups, CONFIG)
+    for rollout in rollouts_of(groups):
+        if rollout.completion.finish is not Finish.LENGTH:
             assert rollout.episode is not None
-            messages = [*group.problem.messages, *rollout.episode.messages]
-            if messages[-1]["role"] == "user":  # the environment's last word, which the policy does not see
-                messages.pop()
-            text = policy.tokenizer.apply_chat_template(messages, tokenize=False)
-            ids = [*rollout.prompt_ids]
-            for turn in rollout.turns:
-                ids += [*turn.completion.token_ids, *turn.observation_ids]
-            assert policy.tokenizer.decode(ids) == text
             wins = rollout.episode.rewards[-1] == 1.0
             assert rollout.score.reward == rollout.score.parts["correct"] == float(wins)
-    [batch] = pack(make_samples(groups, CONFIG), 1 << 20)
-    with torch.no_grad():
-        logprobs = policy.logprobs(batch, 1.0)
-    assert (logprobs - batch.sampler_logprobs).abs().max() < 1e-4
     metrics = rollout_metrics(groups)
-    turns = [len(rollout.turns) for rollout in rollouts]
     assert metrics["episodes/mean_turns"] == sum(turns) / len(turns)
     assert metrics["episodes/failed_ratio"] == 0
 
 
-def tokens_of(groups: list[Group]) -> list:
-    return [[rollout.turns for rollout in group.rollouts] for group in groups]
+def test_rollouts_do_not_depend_on_slots_or_latency(setting):
+    first, second = (collect(setting, SLOW, slots=slots) for slots in (16, 3))
+    assert ids_of(first) == ids_of(second)
 
 
-def test_rollouts_do_not_depend_on_slots_or_on_how_long_environments_take(setting):
-    runs = [collect(setting, SLOW, slots=slots) for slots in (16, 3)]
-    first, second = ([[r.turns for r in g.rollouts] for g in groups] for groups in runs)
-    assert _ids(first) == _ids(second)
-
-
-def test_full_determinism_repeats_every_bit_whatever_the_environments_take(setting):
+def test_full_determinism_is_bitwise_under_any_latency(setting):
     runs = [collect(setting, SLOW, full_determinism=True) for _ in range(3)]
-    first, *others = (tokens_of(groups) for groups in runs)
-    assert any(len(turns) > 2 for group in first for turns in group)
+    first, *others = ([rollout.turns for rollout in rollouts_of(groups)] for groups in runs)
+    assert any(len(turns) > 2 for turns in first)
     assert all(other == first for other in others)  # logprobs included
-    assert _ids(first) == _ids(tokens_of(collect(setting, SLOW)))
+    assert ids_of(runs[0]) == ids_of(collect(setting, SLOW))
 
 
-def _ids(groups: list) -> list:
-    return [[turn.completion.token_ids for turn in turns] for group in groups for turns in group]
+def ids_of(groups: list[Group]) -> list[list[int]]:
+    return [all_ids(rollout) for rollout in rollouts_of(groups)]
 
 
 def test_an_engine_without_a_stream_works_in_rounds(setting):
     engines = (HFEngine(setting.policy, 16, None), NativeEngine(setting.policy, 8))
     greedy = [collect(setting, "guess_number", engine=engine, temperature=0.0) for engine in engines]
-    ours, theirs = ([r.completion.token_ids for g in groups for r in g.rollouts] for groups in greedy)
+    ours, theirs = ([r.completion.token_ids for r in rollouts_of(groups)] for groups in greedy)
     assert ours == theirs
     assert max(map(len, ours)) <= 40  # of all turns: later ones have what the first left
 
 
 def test_limits_end_an_episode_with_their_reason(setting):
     groups = collect(setting, "guess_number", max_turns=2)
-    assert Finish.MAX_TURNS in {r.completion.finish for g in groups for r in g.rollouts}
-    for group in collect(setting, "guess_number", max_tokens=6):
-        for rollout in group.rollouts:
-            assert len(rollout.completion.token_ids) <= 6
+    assert Finish.MAX_TURNS in {rollout.completion.finish for rollout in rollouts_of(groups)}
+    shorter = rollouts_of(collect(setting, "guess_number", max_tokens=6))
+    assert all(len(rollout.completion.token_ids) <= 6 for rollout in shorter)
 
 
 @pytest.mark.parametrize("name", ["guess_number", SLOW])
 def test_who_is_cut_off_before_the_first_step_has_earned_nothing(setting, name):
     """Also where the policy is cut off before its environment is ready."""
-    for rollout in (rollout for group in collect(setting, name, max_tokens=1) for rollout in group.rollouts):
+    for rollout in rollouts_of(collect(setting, name, max_tokens=1)):
         assert rollout.episode is not None and rollout.episode.finish is Finish.LENGTH
         assert (rollout.score.failure, rollout.score.reward) == (None, 0.0)
 
@@ -152,7 +133,7 @@ def test_a_bad_environment_ends_its_rollouts_and_is_named(setting, kind, monkeyp
     monkeypatch.setattr(setting.pool, "timeout_s", 1.0 if kind is bad.StepHangs else 20.0)
     groups = collect(setting, BAD[kind])
     expected = Finish.TIMEOUT if kind is bad.StepHangs else Finish.TOOL_ERROR
-    for rollout in (rollout for group in groups for rollout in group.rollouts):
+    for rollout in rollouts_of(groups):
         assert rollout.episode is not None and rollout.score.reward == 0.0
         if rollout.episode.finish is not Finish.LENGTH:
             assert bad.REASONS[kind] in (rollout.episode.error or "")
@@ -162,6 +143,6 @@ def test_a_bad_environment_ends_its_rollouts_and_is_named(setting, kind, monkeyp
 
 def test_an_episode_that_begins_otherwise_than_its_prompt_fails(setting):
     groups = collect(setting, UNSEEDED)
-    for rollout in (rollout for group in groups for rollout in group.rollouts):
+    for rollout in rollouts_of(groups):
         assert rollout.episode is not None and "same seed" in (rollout.episode.error or "")
         assert rollout.completion.finish is Finish.TOOL_ERROR and rollout.score.reward == 0.0

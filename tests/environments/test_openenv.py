@@ -83,7 +83,7 @@ def test_episodes_are_sessions_of_the_server():
 
 
 @pytest.mark.slow
-def test_rows_and_settings_reach_reset_and_actions_follow_the_schema(tmp_path):
+def test_reset_gets_rows_and_settings_actions_follow_schema(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "A game. ", "high": 2}\n')
     with serving("number", num_sessions=4) as url:

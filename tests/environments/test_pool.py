@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import bad, bad_tools, itself
+from tests.support.waiting import wait_until
 from whetstone.environments.games import GuessNumber
 from whetstone.environments.pool import Answer, EpisodePool
 from whetstone.errors import UserError
@@ -20,11 +21,7 @@ FILE, TOOLS_FILE = Path(bad.__file__), Path(bad_tools.__file__)
 def play(pool: EpisodePool, number: int, text: str = "yes", max_steps: int = 2) -> Answer:
     """The episode's last answer, beside one that must not be disturbed."""
     for _ in range(max_steps + 1):
-        deadline = time.monotonic() + 30
-        answers: list[Answer] = []
-        while not answers and time.monotonic() < deadline:
-            answers = [answer for answer in pool.poll(1.0) if answer.number == number]
-        [answer] = answers
+        [answer] = wait_until(lambda: [answer for answer in pool.poll(1.0) if answer.number == number])
         if answer.done:
             return answer
         pool.step(number, text)
@@ -40,7 +37,7 @@ def bad_pool():
 
 
 @pytest.mark.parametrize("kind", bad.REASONS, ids=lambda kind: kind.__name__)
-def test_an_environment_that_misbehaves_costs_only_its_own_episode(bad_pool, kind):
+def test_bad_environment_costs_only_its_own_episode(bad_pool, kind):
     reason = bad.REASONS[kind]
     bad_pool.start(1, f"{FILE}:{kind.__name__}", {}, 7, {})
     answer = play(bad_pool, 1)
@@ -59,11 +56,7 @@ def test_an_environment_that_misbehaves_costs_only_its_own_episode(bad_pool, kin
 
 
 def one_answer(pool: EpisodePool) -> Answer:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if answers := pool.poll(1.0):
-            return answers[0]
-    raise AssertionError("no answer")
+    return wait_until(lambda: pool.poll(1.0))[0]
 
 
 @pytest.mark.parametrize("kind", bad_tools.RESULTS, ids=lambda kind: kind.__name__)
@@ -86,16 +79,14 @@ def test_a_tool_that_misbehaves_costs_only_its_own_episode(bad_pool, kind):
 def test_what_left_its_group_is_ended_too(bad_pool):
     bad_pool.start(1, f"{FILE}:LeavesADaemon", {}, 7, {})
     play(bad_pool, 1)
-    folder, deadline, number = Path(tempfile.gettempdir()), time.monotonic() + 30, ""
-    while not number and time.monotonic() < deadline:
-        files = list(folder.glob("whet-episodes-*/*/daemon"))
-        number = files[0].read_text() if files else ""
-    daemon = Path("/proc") / number
-    assert number and daemon.exists()
+    folder = Path(tempfile.gettempdir())
+    wait_until(lambda: any(path.read_text() for path in folder.glob("whet-episodes-*/*/daemon")))
+    (file,) = folder.glob("whet-episodes-*/*/daemon")
+    daemon = Path("/proc") / file.read_text()
+    assert daemon.exists()
     bad_pool.end(1)
-    while daemon.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not daemon.exists() and not files[0].exists()
+    wait_until(lambda: not daemon.exists())
+    assert not file.exists()
 
 
 def test_the_gold_player_wins_every_game_of_many_at_once():
@@ -138,10 +129,7 @@ def run_together(pool: EpisodePool, count: int) -> dict[int, tuple[int, int, str
 
 
 def wait_for_children(pool: EpisodePool, are_there: Callable[[set[int]], bool]) -> set[int]:
-    deadline = time.monotonic() + 30
-    while not are_there(children(pool)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: are_there(children(pool)))
     return children(pool)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.environments import wordle_env
 from tests.environments.playing import call, play, playing
+from tests.support.waiting import wait_until
 from whetstone.config import build, load
 from whetstone.environments.builtin_tools import ToolFailed, calculator
 from whetstone.environments.games import GAMES
@@ -135,15 +135,11 @@ def test_max_tool_calling_iterations_is_that_of_trl(sums, limit, num_turns, num_
 
 
 def next_answer(pool: EpisodePool) -> Answer:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if answers := pool.poll(1.0):
-            return answers[0]
-    raise AssertionError("no answer")
+    return wait_until(lambda: pool.poll(1.0))[0]
 
 
 @pytest.mark.parametrize("isolation", [None, "auto"], ids=["own", "shared"])
-def test_python_keeps_its_state_within_an_episode_and_stays_in_the_sandbox(tmp_path, isolation):
+def test_python_tool_keeps_state_and_stays_in_the_sandbox(tmp_path, isolation):
     secret = tmp_path / "secret.txt"
     secret.write_text("the secret")
     settings = {"tools": ["python"], "sandbox_isolation": isolation}
@@ -213,7 +209,7 @@ def rows(tmp_path) -> Path:
     return path
 
 
-def test_environment_factory_gets_the_rows_and_reward_functions_its_state(rows):
+def test_environment_factory_gets_rows_and_rewards_get_state(rows):
     values = {
         "environment_factory": f"{FILE}:WordleEnv",
         "data_path": str(rows),

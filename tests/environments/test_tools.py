@@ -189,7 +189,7 @@ def test_malformed_calls_are_errors_and_nothing_raises(text):
     assert set(call) == {"error"}
 
 
-def test_a_call_in_a_code_fence_is_an_error_that_says_how_to_write_it():
+def test_call_in_a_code_fence_is_an_error_with_a_remedy():
     tools = [{"type": "function", "function": {"name": "add"}}]
     call = '{"name": "add", "arguments": {"number": 7}}'
     error = {"error": "the call of add is in a code fence: write it otherwise"}

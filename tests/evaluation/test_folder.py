@@ -38,7 +38,7 @@ def test_results_lie_beside_the_checkpoint(tmp_path: Path, run: Path, locks) -> 
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_where_that_is_impossible_they_lie_in_the_configured_folder(tmp_path: Path, run: Path, locks) -> None:
+def test_unwritable_run_has_results_in_configured_folder(tmp_path: Path, run: Path, locks) -> None:
     (run / "evaluations").write_text("a file in the way")  # root may write to any folder, but not into a file
     config = configure(tmp_path, run / "final_model")
     assert evaluation_folder(config, locks) == tmp_path / "elsewhere" / "r" / "evaluations" / "final_model"
@@ -49,7 +49,7 @@ def test_where_that_is_impossible_they_lie_in_the_configured_folder(tmp_path: Pa
         evaluation_folder(config, locks)
 
 
-def test_a_model_of_no_run_has_its_results_in_the_configured_folder(tmp_path: Path, locks) -> None:
+def test_model_outside_runs_has_results_in_configured_folder(tmp_path: Path, locks) -> None:
     (tmp_path / "models" / "mine").mkdir(parents=True)
     config = configure(tmp_path, tmp_path / "models" / "mine")
     assert evaluation_folder(config, locks) == tmp_path / "elsewhere" / "r" / "evaluations" / "mine"

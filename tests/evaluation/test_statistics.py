@@ -46,7 +46,7 @@ def test_accuracy_of_single_samples_is_wilson():
     assert (result.low, result.high) == wilson(0.345, 200)
 
 
-def test_accuracy_of_several_samples_is_a_t_interval_over_problems():
+def test_accuracy_interval_is_t_over_problems():
     # Problem means 1, 0.5, 0.5, 0: s^2 = 0.5 / 3, standard error 0.204124; t(3) = 3.18245: half width 0.64962
     table = [[True] * 4, [True, True, False, False], [False, True, False, True], [False] * 4]
     result = accuracy(table)
@@ -56,7 +56,7 @@ def test_accuracy_of_several_samples_is_a_t_interval_over_problems():
     assert (result.low, result.high) == pytest.approx((0.37049, 0.62951), abs=1e-5)
 
 
-def test_more_samples_of_the_same_problems_do_not_narrow_the_interval():
+def test_more_samples_per_problem_do_not_narrow_the_interval():
     few, many = (
         accuracy([[True, False], [True, True], [False, False]] * 10),
         accuracy([[True, False] * 8, [True, True] * 8, [False, False] * 8] * 10),
@@ -90,7 +90,7 @@ def test_pass_at_k_by_counting_every_draw():
         assert pass_at_k(6, 2, k) == pytest.approx(sum(any(draw) for draw in draws) / len(draws))
 
 
-def test_pass_at_k_table_has_powers_of_two_and_the_number_of_samples():
+def test_pass_at_k_has_powers_of_two_and_sample_count():
     # c = 1 of 6: k/6; c = 0: 0; the mean of both is k/12
     table = pass_at_k_table([[True] + [False] * 5, [False] * 6])
     assert table == pytest.approx({1: 1 / 12, 2: 2 / 12, 4: 4 / 12, 6: 6 / 12})

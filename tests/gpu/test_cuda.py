@@ -60,7 +60,7 @@ def test_greedy_tokens_equal_those_of_generate(architecture):
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
-def test_varlen_update_with_shared_prompts_has_the_gradient_of_float32(architecture, lora):
+def test_varlen_update_with_shared_prompts_matches_float32(architecture, lora):
     """bf16 through flash attention and the fused head, beside float32 through padded SDPA on the CPU."""
     cpu = make_policy(architecture, **WIDE)
     cpu = with_lora(cpu) if lora else cpu
@@ -156,7 +156,7 @@ def test_compiled_layers_have_the_gradient_of_plain_ones(architecture, lora):
     assert (fast - plain).norm() / plain.norm() < 1e-4
 
 
-def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
+def test_budget_is_found_and_out_of_memory_is_survived():
     """The allocator is capped a little above what the model needs."""
     policy = on_gpu("llama", torch.bfloat16)
     updater = updater_for(policy)
@@ -183,7 +183,7 @@ def test_the_budget_is_found_and_memory_that_runs_out_is_survived():
     assert row["oom_splits"] >= 1
 
 
-def test_the_way_of_several_ranks_finds_a_budget_without_running_out_of_memory():
+def test_ranks_find_a_budget_without_out_of_memory():
     """On one GPU and whole weights: the passes and their memory are real, the ranks are not. Passes of
     gigabytes: torch takes memory in pieces of 20 MB, a quarter of what a smaller model would need here.
     """

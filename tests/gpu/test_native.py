@@ -56,7 +56,7 @@ def test_samples_are_those_of_a_cpu_from_the_same_seeds():
             assert ours[key].finish == theirs[key].finish
 
 
-def test_stream_has_the_unfinished_samples_of_each_round_and_the_outputs_of_generate():
+def test_stream_yields_unfinished_samples_then_outputs():
     policy = on_gpu("llama", torch.float32)
     sampling = SamplingParams(max_tokens=90)
     expected = collect(NativeEngine(policy, 4), REQUESTS, sampling)  # fewer slots than samples
@@ -75,7 +75,7 @@ def test_stream_has_the_unfinished_samples_of_each_round_and_the_outputs_of_gene
     assert max(num_steps.values()) >= 90 // STEPS_PER_ROUND - 2
 
 
-def test_whoever_is_sent_back_for_want_of_pages_goes_on_where_it_was(monkeypatch):
+def test_preempted_sequence_resumes_where_it_was(monkeypatch):
     policy = on_gpu("llama", torch.float32)
     sampling = SamplingParams(max_tokens=110, ignore_eos=True)  # two pages each, and more than are there
     plenty = collect(NativeEngine(policy, 9), REQUESTS, sampling)
@@ -157,7 +157,7 @@ def test_pages_fit_into_memory_that_is_in_pieces():
     }
 
 
-def test_eight_bit_rollouts_stay_near_the_weights_and_follow_them():
+def test_fp8_rollouts_stay_near_the_weights_and_follow_them():
     policy = on_gpu("qwen2", torch.bfloat16)
     engines = [NativeEngine(policy, 9, fp8=eight) for eight in (False, True)]
     sampling = SamplingParams(max_tokens=32, ignore_eos=True)
@@ -188,7 +188,7 @@ def gaps_of(policy, request, completion):
 
 
 @pytest.mark.parametrize(("bias", "merge"), [(False, True), (True, True), (True, False)])
-def test_lora_takes_part_in_the_rollout_and_the_weights_that_train_are_not_touched(bias, merge, monkeypatch):
+def test_lora_rollout_leaves_trained_weights_untouched(bias, merge, monkeypatch):
     """Merged into copies, or, where there is no memory for those, applied on the fly."""
     monkeypatch.setattr("whetstone.engines.native.decode_step._fits_lora_copy", lambda policy: merge)
     from peft import LoraConfig, get_peft_model
@@ -247,7 +247,7 @@ def test_stops_limits_and_refilled_slots():
     assert all(len(c.token_ids) == 20 + key[1] and 2 not in c.token_ids for key, c in cut.items())
 
 
-def test_saved_weights_are_whole_after_they_were_laid_side_by_side(tmp_path):
+def test_saved_weights_are_whole_after_fusing(tmp_path):
     from transformers import AutoModelForCausalLM
 
     policy = on_gpu("qwen3")

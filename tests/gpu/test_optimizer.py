@@ -101,7 +101,7 @@ def test_codes_of_the_fused_pass_are_those_of_plain_torch(monkeypatch, dtype):
 
 @pytest.mark.parametrize("coded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_states_on_the_host_give_the_bits_of_states_on_the_device(coded, dtype):
+def test_offloaded_states_equal_device_states_bitwise(coded, dtype):
     one, other = parameters(dtype), parameters(dtype)
     here = CompactAdamW(one, coded=coded, offload=False)
     away = CompactAdamW(other, coded=coded, offload=True, bucket_size=2**20)
@@ -153,7 +153,7 @@ def test_the_norm_of_mixed_gradients_is_that_of_float64():
     assert optimizer.gradient_norm() == pytest.approx(total**0.5, rel=1e-5)
 
 
-def test_the_device_holds_two_buckets_of_a_state_that_is_on_the_host():
+def test_device_holds_two_buckets_of_an_offloaded_state():
     weights = parameters(shapes=[(200, 2**20)])  # 2.1 GB of float32 states and lower halves
     gradient = torch.full_like(weights[0], 1e-4)
     torch.cuda.synchronize()
@@ -169,7 +169,7 @@ def test_the_device_holds_two_buckets_of_a_state_that_is_on_the_host():
     assert ours.export(0)["step"] == 3
 
 
-def test_a_reference_on_the_host_gives_the_logprobs_of_one_on_the_device():
+def test_offloaded_reference_has_logprobs_of_device_reference():
     made = make_policy("llama", head_dim=32, hidden_size=128)
     policy = Policy(made.model.to(CUDA, torch.bfloat16), made.tokenizer, CUDA)
     here = Reference.from_policy(policy, policy, moving=True)

@@ -14,7 +14,7 @@ from whetstone.model.adapters import AdapterLinear, AdapterSelection
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 
-def test_requests_with_parameters_of_their_own_that_come_and_leave():
+def test_requests_with_own_parameters_join_and_leave():
     come_and_leave(on_gpu("llama"))
 
 

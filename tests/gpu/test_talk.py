@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.page import until
+from tests.support.waiting import wait_until
 from whetstone.config import build, dump
 from whetstone.model.policy import load_policy
 from whetstone.model.sharded import model_writer
@@ -30,7 +30,7 @@ def test_a_run_that_begins_gets_the_device(tmp_path: Path) -> None:
         assert opened["device"].startswith("cuda") and "end" in list(events)[-1]
         status = {"state": "running", "time": time.time() + 15, "host": socket.gethostname()}
         (tmp_path / "status.json").write_text(json.dumps(status))
-        until(lambda: talk.state(tmp_path)["loaded"] is None)
+        wait_until(lambda: talk.state(tmp_path)["loaded"] is None)
         [refused] = talk.answer(REQUEST)
         assert "trains on this machine" in refused["error"]
         beside = list(talk.answer({**REQUEST, "beside": True}))

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_gradient_and_engine_are_right_and_the_page_names_the_path(model_type):
+def test_gradient_and_engine_by_architecture(model_type):
     result = examine(model_type)
     assert result.gradient_error < 1e-5
     assert result.tokens_equal
@@ -36,7 +36,7 @@ def test_the_page_names_no_other_model():
 
 
 @pytest.mark.parametrize("model_type", ["lfm2", "falcon_h1"])
-def test_layers_that_reach_into_another_sequence_are_found_in_bf16(model_type, monkeypatch, caplog):
+def test_leaks_between_sequences_are_found_in_bf16(model_type, monkeypatch, caplog):
     """Their error over all tokens is less than bf16 rounds."""
     monkeypatch.setattr("whetstone.model.policy.CACHED_KINDS", {"full_attention", "conv", "hybrid"})
     policy = tiny_policy(model_type)

@@ -40,7 +40,7 @@ def front_matter(card: str) -> dict:
     return yaml.safe_load(card.split("---")[1])
 
 
-def test_an_adapter_names_its_base_by_a_name_that_holds_elsewhere(lora_run: Path) -> None:
+def test_adapter_names_its_base_portably(lora_run: Path) -> None:
     for folder in (lora_run / "checkpoint-1", lora_run / "final_model"):
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         assert settings["base_model_name_or_path"] == "pebble"

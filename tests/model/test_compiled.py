@@ -27,7 +27,7 @@ def policy_of(name: str) -> Policy:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma2", "gemma3", "phi3")),
     ],
 )
-def test_compiled_layers_have_the_same_gradient_and_are_compiled_once(architecture):
+def test_compiled_layers_have_equal_gradient_compiled_once(architecture):
     # Without a code generator: which graphs there are, and what they compute, does not depend on it.
     torch._dynamo.reset()
     samples = make_samples(policy_of(architecture))

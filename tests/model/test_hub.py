@@ -69,7 +69,7 @@ def test_a_folder_without_weights_or_configuration_is_refused(tmp_path: Path) ->
     assert "no adapter_model" in refused(model_folder(tmp_path / "adapter", "adapter_config.json"))
 
 
-def test_a_run_folder_is_recognised_and_the_model_inside_it_named(tmp_path: Path) -> None:
+def test_run_folder_is_recognized_and_its_model_named(tmp_path: Path) -> None:
     run = model_folder(tmp_path / "run", "config.yaml")
     for step in (90, 100):
         model_folder(run / f"checkpoint-{step}", "config.json", "model.safetensors")
@@ -109,7 +109,7 @@ def test_smollm2_is_taken_from_the_cache_without_asking_anyone(
     assert resolve(SMOLLM2) == str(cached)
 
 
-def test_without_hub_and_registry_smollm2_is_refused_and_nothing_is_left(
+def test_smollm2_without_hub_and_registry_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WHETSTONE_CACHE", str(tmp_path / "cache"))

@@ -111,7 +111,7 @@ def test_experts_have_no_adapter(model_type: str) -> None:
     compare_with_trainer(NativeEngine(policy, max_slots=3), policy)
 
 
-def test_a_small_adapter_is_not_lost_in_the_weights_it_is_merged_into(tmp_path) -> None:
+def test_small_adapter_survives_merging(tmp_path) -> None:
     policy = with_small_adapter(make_policy("qwen2", hidden_size=256))
     layer = policy.layers[0].self_attn.o_proj
     base, change = layer.base_layer.weight.detach().clone(), layer.get_delta_weight("default").detach()
@@ -177,7 +177,7 @@ def test_layers_with_the_same_input_compute_together() -> None:
         assert torch.equal(layers[2](x), layers[2].base_layer(x))
 
 
-def test_a_gated_mlp_computes_the_same_with_its_adapter_on_and_off() -> None:
+def test_gated_mlp_is_equal_with_adapter_on_and_off() -> None:
     torch.manual_seed(0)
     policy = lora_policy()
     mlp = policy.layers[0].mlp
@@ -242,7 +242,7 @@ def test_rslora_is_lora_with_a_larger_scale() -> None:
     assert [layer.scaling["default"] for layer in stable] == [12 / 2] * len(stable)
 
 
-def test_a_new_adapter_depends_on_the_seed_and_not_on_how_the_model_was_loaded(monkeypatch) -> None:
+def test_new_adapter_depends_on_the_seed_alone(monkeypatch) -> None:
     """A model that is converted or completed on its way here draws numbers, only the first time."""
 
     def adapter() -> torch.Tensor:

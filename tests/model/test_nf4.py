@@ -22,7 +22,7 @@ from whetstone.update.updater import Updater
 CPU = torch.device("cpu")
 
 
-def test_every_weight_gets_the_nearest_level_times_the_largest_of_its_block() -> None:
+def test_nf4_weight_is_nearest_level_times_absmax() -> None:
     weight = torch.randn(3, 2 * BLOCK, generator=torch.Generator().manual_seed(0))
     weight[1, :BLOCK] = 0  # a block without a scale
     codes, scales = quantize(weight)
@@ -55,7 +55,7 @@ def test_codes_and_scales_are_those_of_bitsandbytes() -> None:
     assert dequantize(codes, scales, torch.float32).double().sum() == pytest.approx(-1.5686307474970818)
 
 
-def test_a_layer_multiplies_by_its_dequantized_matrix_and_keeps_no_copy_of_it() -> None:
+def test_nf4_layer_keeps_no_dequantized_copy() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(128, 48)
     layer = Nf4Linear(linear, CPU)
@@ -132,7 +132,7 @@ def test_the_fused_layer_is_its_layers_side_by_side() -> None:
         torch.testing.assert_close(fused.split_k(x), torch.cat([layer(x) for layer in layers], 1))
 
 
-def test_layers_that_do_not_divide_and_routers_keep_their_precision() -> None:
+def test_indivisible_layers_and_routers_keep_precision() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -88,7 +88,7 @@ def test_prompts_are_placed_behind_what_they_share():
     assert first_tokens(third.runs, 97) == ((0, 96), (98, 1))
 
 
-def test_prompts_that_share_a_few_tokens_more_or_less_share_one_run():
+def test_prompts_with_unequal_common_prefixes_share_one_run():
     """A run for each would be too many for the tiles of attention, which take four."""
     placed = None
     for number in range(20):

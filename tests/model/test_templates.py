@@ -72,10 +72,6 @@ def made(request) -> tuple[Behavior, Chat]:
     return request.param, make_chat(request.param)
 
 
-def test_there_are_twenty_behaviors_or_more():
-    assert len({behavior.template for behavior in BEHAVIORS}) == len(BEHAVIORS) >= 20
-
-
 def test_a_prompt_is_that_of_transformers(made):
     behavior, chat = made
     developer = {**SYSTEM, "role": "developer"}

@@ -108,7 +108,7 @@ def test_a_run_that_is_no_prefix_is_refused() -> None:
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("kv_heads", [2, 3])
-def test_a_layer_that_the_plan_is_not_for_has_the_other_attention(window, kv_heads, monkeypatch) -> None:
+def test_layer_outside_the_plan_has_the_other_attention(window, kv_heads, monkeypatch) -> None:
     """Heads in other groups, or a window: the same numbers without tiles."""
     plan = TilePlan(packed.BRANCHES, 3, 8, CPU)
     calls = []

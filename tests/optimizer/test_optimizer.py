@@ -84,7 +84,7 @@ def test_upper_and_lower_half_are_the_float32_number_bit_for_bit(stochastic: boo
         assert is_tie.sum() >= 2
 
 
-def test_weights_rounded_stochastically_are_right_on_average_and_change_once():
+def test_stochastic_rounding_is_unbiased_and_changes_once():
     """A weight on bf16's grid that moves by 1/128 of a step, 128 times."""
     weight, low = torch.ones(100_000, dtype=torch.bfloat16), torch.zeros(100_000, dtype=torch.int16)
     added = rounding(weight, 0, stochastic=True)
@@ -100,7 +100,7 @@ def test_weights_rounded_stochastically_are_right_on_average_and_change_once():
 
 
 @pytest.mark.parametrize(("name", "least"), [("nearest", 0.0), ("stochastic", 0.9)])
-def test_small_steps_show_in_weights_that_are_rounded_stochastically(name: str, least: float):
+def test_small_steps_show_under_stochastic_rounding(name: str, least: float):
     """Three steps at 1e-6, below half a step of bf16 for most weights of 0.02."""
     weights = parameters(torch.bfloat16, [(500, 400), (3, 70_000)])
     start = [weight.detach().float() for weight in weights]
@@ -213,7 +213,7 @@ def test_weights_with_other_strides_are_moved_all_the_same():
 # Gradients
 
 
-def test_one_micro_batch_needs_no_copy_and_more_are_summed_in_float32():
+def test_gradients_of_micro_batches_are_summed_in_float32():
     weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = Optimizer([weight], build({}).update, num_steps=1, warmup_steps=0)
     parts = torch.tensor([[256.0, 1.0, 3.0], [1.0, 1.0, 2**-9], [1.0, 0.0, 0.0]])  # bf16 can't hold 257
@@ -226,7 +226,7 @@ def test_one_micro_batch_needs_no_copy_and_more_are_summed_in_float32():
         assert optimizer.gradient_norm() == pytest.approx(parts[:count].sum(0).norm().item(), rel=1e-6)
 
 
-def test_gradients_that_will_be_several_are_summed_where_there_was_room_for_them(monkeypatch):
+def test_gradients_are_summed_in_reserved_accumulators(monkeypatch):
     monkeypatch.setattr("whetstone.optimizer.BLOCK_NUMEL", 70)
     config = build({"max_steps": 4}).update
     ways = []
@@ -326,7 +326,7 @@ def test_steps_with_8_bits_follow_those_of_float32():
     assert apart < 0.1 and length == pytest.approx(1, abs=0.02)
 
 
-def test_a_square_decays_though_a_step_changes_it_by_a_thousandth():
+def test_second_moment_decays_by_a_thousandth():
     """Rounded to the nearest code it would stay: half of the weights get no gradient any more, the others go
     on.
     """
@@ -521,7 +521,7 @@ def test_a_checkpoint_on_the_disk_goes_on_bit_for_bit(tmp_path, optim, rounding)
 # The reference
 
 
-def test_an_exchange_goes_piece_by_piece_and_comes_back_bit_for_bit(monkeypatch):
+def test_exchange_in_pieces_is_restored_bitwise(monkeypatch):
     monkeypatch.setattr("whetstone.model.reference.CHUNK", 100)
     torch.manual_seed(0)
     one, other = torch.randn(30, 11).bfloat16(), torch.randn(30, 11).bfloat16()
@@ -535,7 +535,7 @@ def test_an_exchange_goes_piece_by_piece_and_comes_back_bit_for_bit(monkeypatch)
         assert torch.equal(here, before[0]) and torch.equal(there, before[1])
 
 
-def test_a_reference_on_the_host_takes_the_place_of_the_policy_and_gives_it_back(policy):
+def test_offloaded_reference_swaps_with_the_policy_and_back(policy):
     """`exchange` is what `active` does where the reference is on another device; both see the same here."""
     reference = Reference.from_policy(policy, policy, moving=True, offload=True)
     assert reference.weights is not None

@@ -107,7 +107,7 @@ def test_truth_is_taken_out_of_full_solutions(solution: str, expected: str):
         ("5x", "5x"),
     ],
 )
-def test_normalisation(text: str, expected: str):
+def test_normalization(text: str, expected: str):
     assert normalize(text) == expected
 
 
@@ -146,7 +146,7 @@ def test_exact_numbers():
         ("9" * 10_000, "4", False),
     ],
 )
-def test_equality_by_normalisation_numbers_and_math_verify(answer: str, truth: str, expected: bool):
+def test_equality_by_normalization_numbers_and_math_verify(answer: str, truth: str, expected: bool):
     assert math_equal(answer, truth) is expected
 
 

@@ -3,6 +3,7 @@ when they should be, and what happens when something fails.
 """
 
 import io
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -79,7 +80,7 @@ def learn(config, plan, updater, rollouts):
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
-def test_the_samples_are_those_of_the_schedule_written_out_by_hand(rewards, scorer, engine):
+def test_samples_equal_the_schedule_written_by_hand(rewards, scorer, engine):
     config, plan, policy, source, updater = parts(rewards, scorer, rollout_engine=engine)
     rounds = []
     for step in range(0, plan.num_steps, plan.updates_per_batch):
@@ -212,10 +213,13 @@ def test_what_goes_wrong_in_the_thread_is_the_runs_error(rewards, scorer):
 
 
 def test_a_run_that_ends_does_not_wait_for_the_whole_batch(rewards, scorer):
+    is_endless = threading.Event()
+
     class Endless(Watched):
         def generate(self, requests, sampling):
             one = list(super().generate(requests, sampling))
             if len(self.times) > 1:
+                is_endless.set()
                 while True:
                     time.sleep(0.01)
                     yield one[0]
@@ -223,7 +227,7 @@ def test_a_run_that_ends_does_not_wait_for_the_whole_batch(rewards, scorer):
 
     _, _, _, source, _ = watched_parts(rewards, scorer, Endless)
     batch_of(source, 0)
-    time.sleep(1.0)
+    assert is_endless.wait(60)
     begun = time.monotonic()
     source.close()
     assert time.monotonic() - begun < 30  # the batch itself has no end
@@ -284,7 +288,7 @@ def test_the_off_policy_mask_has_effect_on_old_samples():
     assert "one batch" in note
 
 
-def test_a_token_weighs_what_the_policy_gained_since_it_was_sampled(rewards, scorer):
+def test_token_weight_is_the_policy_ratio_since_sampling(rewards, scorer):
     """Of a batch that is one step old: gradient = sum of min(p_now / p_sampled, 3) x A x d log p."""
     settings = {"num_iterations": 1, "loss_type": "reinforce", "scale_rewards": "none", "max_grad_norm": 0}
     config, plan, policy, source, updater = parts(rewards, scorer, **settings)

@@ -89,9 +89,7 @@ def test_a_prompt_beyond_the_model_is_refused_by_name(config, scorer):
         (RuntimeError("something else"), None),
     ],
 )
-def test_gpu_memory_that_runs_out_in_the_engine_names_its_settings(
-    config, scorer, monkeypatch, error, settings
-):
+def test_out_of_memory_in_the_engine_names_its_settings(config, scorer, monkeypatch, error, settings):
     one = collector(scorer)
 
     def fail(requests, sampling):

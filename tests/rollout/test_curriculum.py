@@ -41,7 +41,7 @@ def test_a_level_is_reasoning_gyms_own():
     assert top_level("caesar_cipher", {}) == 1 and top_level("acre", {}) == -1
 
 
-def test_problems_get_harder_with_the_level_and_repeat_at_the_same_one():
+def test_problems_get_harder_with_level_and_are_repeatable():
     tasks = build_tasks(config_of(), "train")
     terms, digits = [], []
     for level in (0, 2, 6):

@@ -22,7 +22,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_what_is_ready_is_taken_when_nothing_more_is_expected_or_time_is_up(clock):
+def test_ready_items_are_taken_when_complete_or_late(clock):
     ready = Gathering[str]()
     assert not ready and ready.pause_s(0.5) == 0.5 and ready.take(expects_more=False) == []
     ready.add("a")

@@ -77,7 +77,7 @@ def test_one_step_with_variance_begins_the_count_anew(caplog: pytest.LogCaptureF
     assert warnings(caplog) == []
 
 
-def test_a_baseline_of_the_whole_batch_needs_variance_between_groups_only(
+def test_batch_baseline_needs_variance_between_groups(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     signal = LearningSignal(load("quickstart", ["advantage=reinforce_pp"]).config)

@@ -59,7 +59,7 @@ def test_a_half_written_or_damaged_checkpoint_is_passed_over(tmp_path):
         find_checkpoint(tmp_path, resume_from="checkpoint-77", auto_resume=False)
 
 
-def test_a_checkpoint_that_could_not_be_written_is_said_at_the_next_occasion(tmp_path):
+def test_failed_checkpoint_is_reported_at_the_next_save(tmp_path):
     def fail(folder):
         raise OSError(28, "No space left on device", str(folder))
 
@@ -120,7 +120,7 @@ def test_the_mark_names_every_file(tmp_path):
     } <= set(mark["files"])
 
 
-def test_damage_is_said_with_the_files_name_and_the_one_before_is_taken(tmp_path):
+def test_damaged_checkpoint_is_named_and_skipped(tmp_path):
     folder, _, _ = opened(config_in(tmp_path))
     for step in (1, 2, 3):
         save(folder, step)
@@ -151,7 +151,7 @@ def test_newer_checkpoints_of_another_attempt_are_moved_aside(tmp_path):
     assert sum("newer than the checkpoint to resume from" in note for note in notes) == 2
 
 
-def test_a_kill_while_an_old_checkpoint_goes_leaves_nothing_for_good(tmp_path):
+def test_kill_while_a_checkpoint_is_deleted_leaves_nothing(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
     half_deleted = tmp_path / ".checkpoint-1.deleting"

@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import rich
 from rich.console import Console
 
+from tests.support.waiting import wait_until
 from whetstone.config import build
 from whetstone.errors import UserError
 from whetstone.files import atomic_write
@@ -278,9 +278,7 @@ def test_a_terminal_gets_one_line_that_moves():
     with Progress(2, console=console) as progress, stage("sampling", total=8):
         progress.update(1, ROW)
         console.print("a message")
-        end = time.monotonic() + 30
-        while "1/2 steps  sampling 0/8  0:00" not in out.getvalue() and time.monotonic() < end:
-            time.sleep(0.02)  # a thread redraws it
+        wait_until(lambda: "1/2 steps  sampling 0/8  0:00" in out.getvalue())  # a thread redraws it
         progress.update(2, ROW)
     text = out.getvalue()
     assert "\x1b[2K" in text  # the line was erased and drawn again

@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.support.waiting import wait_until
 from whetstone.run import host, resources
 from whetstone.run.resources import (
     GpuSampler,
@@ -107,14 +107,19 @@ def test_memory_of_a_process_tree() -> None:
 
 
 def test_a_gpu_is_sampled_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = iter([0, 40, 80, *[100] * 10_000])
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(busy))
+    busy: list[int] = []
+
+    def utilization(device: torch.device) -> int:
+        busy.append(min(40 * len(busy), 100))
+        return busy[-1]
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
     monkeypatch.setattr(torch.cuda, "device_memory_used", lambda device: 3 * GB)
     monkeypatch.setattr(resources, "SAMPLE_S", 0.01)
     sampler = GpuSampler(torch.device("cuda"))
     assert sampler.metrics() == {}
     sampler.start()
-    time.sleep(0.2)
+    wait_until(lambda: len(busy) > 3)
     row = sampler.metrics()
     sampler.stop()
     assert row["gpu/memory_used_gb"] == 3.0 and 0.4 <= row["gpu/utilization_ratio"] <= 1.0

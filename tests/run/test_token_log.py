@@ -48,7 +48,7 @@ def test_the_file_has_the_tokens_of_the_completions(folder: Path) -> None:
         assert start == len(token_ids)
 
 
-def test_groups_with_equal_rewards_say_so_and_the_others_sum_to_zero(folder: Path) -> None:
+def test_equal_rewards_are_marked_others_sum_to_zero(folder: Path) -> None:
     advantage, weight = NUMBERS.index("advantage"), NUMBERS.index("weight")
     seen = set()
     for step in (1, 2):
@@ -76,7 +76,7 @@ def test_groups_are_chosen_by_the_seed() -> None:
     assert choose_groups(7, 3, 4) == [0, 1, 2]
 
 
-def test_the_disk_stays_within_its_bound_and_the_steps_that_stay_are_even(tmp_path: Path) -> None:
+def test_token_log_stays_within_its_bound_with_even_steps(tmp_path: Path) -> None:
     (tmp_path / "completions").mkdir()
     for step in range(1, 101):
         tokens_file(tmp_path, step).write_bytes(b"x" * 1000)
@@ -86,7 +86,7 @@ def test_the_disk_stays_within_its_bound_and_the_steps_that_stay_are_even(tmp_pa
     assert max(np.diff(left)) <= 4 * 100 / 10
 
 
-def test_what_is_new_in_a_rewritten_history_is_seen_behind_the_turn_before_it() -> None:
+def test_rewritten_history_shows_its_new_tokens() -> None:
     said = Completion(token_ids=(7, 8), logprobs=(-1.0, -2.0), finish=Finish.STOP, policy_version=0)
     turns = (
         Turn(completion=said, observation_ids=(6,)),

@@ -3,21 +3,17 @@
 import logging
 import os
 import signal
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
 from whetstone.run.viewer import Viewer, is_wanted
 
 
 def address_of(viewer: Viewer) -> str:
-    deadline = time.monotonic() + 60
-    while viewer.address is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return viewer.address
+    return wait_until(lambda: viewer.address) or ""
 
 
 def test_the_page_is_served_until_the_run_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

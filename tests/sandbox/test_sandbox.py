@@ -182,7 +182,7 @@ def _without_those_of_the_c_library(found: re.Match[str]) -> str:
     return f"SigIgn:\t{int(found[1], 16) & ~(0b11 << 31):016x}"
 
 
-def test_a_spawned_command_has_the_same_restrictions_as_a_forked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawned_and_forked_commands_have_equal_restrictions(monkeypatch: pytest.MonkeyPatch) -> None:
     """`spawn_helper.c` does what `restrict.apply` does: limits, users, capabilities, signals, descriptors."""
     if spawn_helper.descriptor() is None:
         pytest.skip("no C compiler to build the spawn helper with")
@@ -261,7 +261,7 @@ def test_a_supervisor_ends_when_its_pool_is_killed() -> None:
     assert wait_until_gone(int(done.stdout))
 
 
-def test_a_supervisor_whose_pool_hangs_up_while_it_settles_ends_without_a_word(
+def test_supervisor_ends_silently_when_its_pool_hangs_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A run that is refused at its start has begun supervisors: its one sentence must stay the last word."""

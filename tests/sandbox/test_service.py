@@ -76,7 +76,7 @@ def test_calls_at_once_have_a_few_for_each_core(shared):
     assert 1 < len(children(shared)) <= most
 
 
-def test_a_call_that_has_waited_starts_another_supervisor_which_ends_again():
+def test_waiting_call_starts_a_temporary_supervisor():
     supervisors = service._Supervisors("auto", most=1)
     service_pause, service.PATIENCE_S = service.PATIENCE_S, 0.1
     try:

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.support.serving import Running, serving
+from tests.support.waiting import wait_until
 from whetstone.endpoint import http as http_server
 from whetstone.engines.base import SamplingParams
 from whetstone.inference.sampler import Sampler
@@ -295,15 +296,10 @@ def test_the_sum_of_all_bodies_is_bounded(running: Running, monkeypatch: pytest.
         slow = [stack.enter_context(socket.create_connection((str(host), int(port)), 60)) for _ in range(3)]
         for connection in slow[:2]:
             connection.sendall(ASK + LOCAL + b"Content-Length: 100000\r\n\r\n" + b" " * 90_000)
-        deadline = time.monotonic() + 30
-        while running.server.num_bytes < 180_000 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: running.server.num_bytes >= 180_000)
         slow[2].sendall(ASK + LOCAL + b"Content-Length: 100000\r\n\r\n" + b" " * 90_000)
         assert slow[2].recv(100).startswith(b"HTTP/1.1 503")
-    deadline = time.monotonic() + 30
-    while running.server.num_bytes and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert running.server.num_bytes == 0
+    wait_until(lambda: running.server.num_bytes == 0)
     assert send(running, json.loads(BODY), "/v1/completions")[0] == 200
 
 
@@ -356,10 +352,7 @@ def test_forty_clients_of_which_some_vanish(running: Running, client: openai.Ope
         alone = chat(client, messages=messages, seed=number, temperature=1.0, max_tokens=40)
         assert answers[number] == alone.choices[0].message.content
     assert all(answers[number] is not None for number in range(40) if number % 4)
-    deadline = time.monotonic() + 60
-    while running.backend.load().num_samples and time.monotonic() < deadline:
-        time.sleep(0.05)  # a vanished client is noticed within a moment
-    assert running.backend.load().num_samples == 0
+    wait_until(lambda: running.backend.load().num_samples == 0)
     assert chat(client, max_tokens=1, temperature=0).choices[0].finish_reason == "length"
 
 

@@ -1,11 +1,11 @@
 """A page in a browser: open it, read it, choose; and the files of runs to compare it with."""
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+
+from tests.support.waiting import wait_until
 
 HOSTILE = (
     "<img src=x onerror='window.hit=1'><script>window.hit=1</script></script><!--\u202eabc\x1b[2J\x00"
@@ -29,7 +29,7 @@ class Page:
         self.browser.get("about:blank")
         self.browser.get_log("performance")
         self.browser.get(path.as_uri())
-        until(lambda: self.attribute("html", "data-ready"))
+        wait_until(lambda: self.attribute("html", "data-ready"))
         self.script("document.querySelectorAll('details.view').forEach((d) => { d.open = true; })")
 
     def script(self, code: str, *arguments: Any) -> Any:
@@ -122,14 +122,6 @@ class Page:
             if method == "Network.requestWillBeSent"
             and not p["request"]["url"].startswith(("http://127.0.0.1:", "file:", "data:", "about:"))
         }
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return value
 
 
 def rows_of(folder: Path, kind: str = "train") -> list[dict]:

@@ -107,7 +107,7 @@ def test_the_same_program_in_other_words_runs_once(tmp_path: Path, monkeypatch: 
     assert task.score(task.problem(0), same) == first and len(runs) == 5  # only so many are remembered
 
 
-def test_which_tests_run_is_fixed_by_the_seed_and_evaluation_runs_all(tmp_path: Path) -> None:
+def test_choice_of_tests_by_seed_and_all_in_evaluation(tmp_path: Path) -> None:
     def chosen(split: str = "train", **settings: Any) -> list[Any]:
         task = make(tmp_path, split=split, max_tests_per_problem=2, **settings)
         problems = [task.problem(i) for i in range(6)]
@@ -176,7 +176,7 @@ def test_bad_rows_are_refused_before_training(tmp_path: Path, row: dict[str, Any
         len(make(tmp_path, [{**ROWS[0], **row}], language=""))
 
 
-def test_rows_of_another_language_are_left_out_and_none_left_is_said(tmp_path: Path) -> None:
+def test_rows_of_another_language_are_left_out(tmp_path: Path) -> None:
     rows = [
         {**ROWS[0], "language": "python"},
         {**ROWS[1], "language": "c", "tests": [{"stdin": "1", "stdout": "2"}]},
@@ -296,7 +296,7 @@ def test_recipes_bring_their_own_rows(
     assert whole == count and len(fixed) >= 100
 
 
-def test_every_kind_of_expression_has_a_klong_solution_that_passes() -> None:
+def test_every_expression_has_a_passing_klong_solution() -> None:
     """Our own solutions in this process: 7,200 forks would take minutes."""
     klong = pytest.importorskip("klongpy").KlongInterpreter()
     for row in make_expressions():

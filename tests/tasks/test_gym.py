@@ -193,7 +193,7 @@ def prompts(**keys) -> Problem:
     return task("chain_sum", **keys).problem(0)
 
 
-def test_developer_prompt_by_name_as_text_and_in_the_users_message():
+def test_developer_prompt_by_name_text_and_user_message():
     from reasoning_gym.utils import SYSTEM_PROMPTS
 
     bare = prompts()

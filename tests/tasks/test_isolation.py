@@ -78,7 +78,7 @@ def listener():
     server.close()
 
 
-def test_no_answer_of_an_evaluating_task_runs_and_later_verdicts_stay(tmp_path: Path, listener):
+def test_answers_are_not_evaluated_and_later_verdicts_stay(tmp_path: Path, listener):
     port, came = listener
     canary = tmp_path / "canary"
     tasks = build_tasks(configure(*EVALUATED), "train").tasks
@@ -196,7 +196,7 @@ def test_a_scoring_process_has_none_of_our_environment(monkeypatch: pytest.Monke
     assert b"hunter2" not in environment and b"PYTHONHASHSEED=0" in environment
 
 
-def test_without_isolation_only_tasks_that_evaluate_answers_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_without_isolation_evaluating_tasks_are_refused(monkeypatch: pytest.MonkeyPatch):
     def none_here(isolation: str) -> str:
         raise UserError("no namespaces and no seccomp.")
 

@@ -193,7 +193,7 @@ def test_a_hub_data_set_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPa
         len(make({"dataset": "nobody/nothing-here", "name": "main"}))
 
 
-def test_without_a_network_the_cache_is_tried_at_once_and_the_clients_stay_as_they_were(
+def test_offline_hub_uses_the_cache_and_restores_clients(
     monkeypatch: pytest.MonkeyPatch,
 ):
     flags = ("datasets.config", "huggingface_hub.constants")

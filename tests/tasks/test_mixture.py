@@ -101,7 +101,7 @@ def test_rows_that_are_evaluation_problems_are_counted(tmp_path: Path, caplog):
     assert "math: 4 of 30 rows are evaluation problems" in caplog.text
 
 
-def test_training_never_meets_an_evaluation_problem_in_a_tiny_space():
+def test_no_evaluation_problem_in_training_of_a_tiny_space():
     config = build({"datasets": TINY, "dataset_size": 1000, "eval_num_samples": 60})
     fixed = eval_problems(config)
     questions = {p.question for p in fixed}
@@ -128,7 +128,7 @@ def test_a_space_that_the_evaluation_fills_is_refused():
             mixture.problem(i)
 
 
-def test_evaluation_problems_are_fixed_spread_by_weight_and_of_their_own_tasks():
+def test_evaluation_problems_are_fixed_and_spread_by_weight():
     config = build(
         {
             "datasets": {"chain_sum": {}},

@@ -290,7 +290,7 @@ def test_gsm8k_by_both_tasks(tmp_path: Path):
 # ---- functions of the user's own ---------------------------------------------------------------------------
 
 
-def test_a_function_of_one_answer_by_the_names_of_the_fourth_project():
+def test_reward_function_of_one_answer_by_argument_names():
     def reward_fn(output, ground_truth_ans, nums):
         return 1.0 if f"{ground_truth_ans} from {nums}" in output else 0.0
 

@@ -534,11 +534,6 @@ def settings(path: Path, case: Right) -> list[str]:
     return [*words, *(["loss_type=sft"] if case.solution else []), *shlex.split(case.settings)]
 
 
-def test_the_table_is_large():
-    assert len(RIGHT) + len(BROKEN) >= 60
-    assert {Path(case.name).suffix for case in RIGHT} >= set(SUFFIXES)
-
-
 @pytest.mark.parametrize("case", RIGHT, ids=lambda case: case.name)
 def test_rows_become_the_prompt_that_a_reader_expects(tmp_path: Path, case: Right):
     config = load("rows", settings(write(tmp_path, case.name, case.rows), case)).config

@@ -65,7 +65,7 @@ def test_an_output_that_is_full_is_not_called_a_full_disk() -> None:
     assert bash("WHET train no_such_recipe > /dev/full").stderr.startswith("whet: There is no")
 
 
-def test_characters_that_the_output_cannot_encode_are_written_out() -> None:
+def test_unencodable_characters_are_escaped() -> None:
     code = "from whetstone.__main__ import run; from whetstone.commands import train\n"
     code += "train.DESCRIPTION = '▁'; run(['train', '--help'])"
     done = subprocess.run(

@@ -56,9 +56,7 @@ def answered(text: str) -> EvalRecord:
     )
 
 
-def test_what_a_model_wrote_reaches_terminal_and_log_without_control_characters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_completions_reach_terminal_and_log_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr(rich, "_console", Console(file=out, width=200))
     logger = setup_logging(tmp_path)
@@ -116,9 +114,7 @@ def test_a_run_that_ends_well_logs_no_ending(tmp_path: Path) -> None:
     assert (tmp_path / "training.log").read_text() == ""
 
 
-def test_what_libraries_say_goes_to_the_log_and_not_to_the_terminal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_library_messages_go_to_the_log_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     setup_logging(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(resolve("pebble"), model_max_length=16)
     tokenizer("how many letters are in this text, which is longer than sixteen tokens? " * 4)

@@ -40,7 +40,7 @@ def test_sizes() -> None:
     assert {number: size(number) for number in numbers} == numbers
 
 
-def test_a_wrapped_line_goes_on_with_an_indent_and_breaks_no_word() -> None:
+def test_wrapped_lines_are_indented_and_break_no_word() -> None:
     path = "/" + "x" * 100
     lines = wrap(f"  whet eval checkpoint_path={path} is what you may try as soon as you wish to", 80).split(
         "\n"

@@ -63,7 +63,7 @@ def test_every_sample_is_somewhere_once():
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 7])
-def test_all_ranks_have_equally_many_micro_batches_and_idle_ones_hold_nothing(num_ranks):
+def test_ranks_have_equally_many_micro_batches(num_ranks):
     config = build({"num_generations": 3})
     groups = [group(0, [9, 2, 5]), group(1, [14, 14, 1])]
     parts = [
@@ -80,7 +80,7 @@ def test_all_ranks_have_equally_many_micro_batches_and_idle_ones_hold_nothing(nu
     assert idle or num_ranks < 7
 
 
-def test_micro_batches_are_as_few_as_possible_and_of_about_equal_size() -> None:
+def test_micro_batches_are_few_and_of_similar_size() -> None:
     lengths = [40 + 7 * (number % 31) for number in range(200)]
     samples = [sample(number // 8, length, number) for number, length in enumerate(lengths)]
     bins = bin_pack(samples, 2_000)

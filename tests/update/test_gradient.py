@@ -266,7 +266,7 @@ def turn_advantages(samples, discount):
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_turns_that_are_credited_separately_have_the_plain_float64_gradient(loss_type):
+def test_credit_by_turn_has_the_float64_gradient(loss_type):
     samples = credited_by_turn(make_samples(make_policy(), sampler_shift=-0.1))
     changes = {"turn_credit": "turn", "turn_discount": 0.9, **settings_for(loss_type)}
     models, _, gradients, _, config = our_step(make_policy(), samples, **changes)

@@ -123,7 +123,7 @@ def test_as_few_layers_as_it_takes_are_run_again():
     assert Device(100 + 8192 * 6.5).find(allow_checkpointing=False).tokens < TARGET_TOKENS
 
 
-def test_a_small_memory_runs_all_layers_again_and_takes_what_fits():
+def test_small_memory_checkpoints_all_layers():
     budget = Device(100 + 3000).find()
     assert budget.checkpointed_layers == 10 and 2048 <= budget.tokens <= 3000
 
@@ -135,7 +135,7 @@ def test_one_long_sequence_has_layers_run_again_for_it(kind):
     assert budget.tokens == 12_000 and 0 < (budget.checkpointed_layers or 0) < 10
 
 
-def test_ranks_come_near_the_limit_and_run_out_of_memory_in_no_pass():
+def test_ranks_come_near_the_limit_without_out_of_memory():
     """However fixed and growing parts, floors and squares are mixed."""
     small, some = 0, 0
     grid = itertools.product((8e3, 3e4, 9e4), (0.0, 0.3, 0.6), (0.0, 0.5), (0.0, 2e-4), (90, 1500, 6000))
@@ -245,7 +245,7 @@ def test_a_part_of_a_batch_is_what_packing_it_would_have_made():
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_memory_that_runs_out_cuts_micro_batches_and_changes_no_gradient(where):
+def test_out_of_memory_cuts_micro_batches_same_gradient(where):
     exact, before = gradient_of(updater_for(make_policy()), pack(make_samples(make_policy()), 1000))
     updater = updater_for(make_policy())
     updater.micro_batch_size.tokens = 60
@@ -277,7 +277,7 @@ def _fail(gradient):
     [{"kl_reference": "base"}, {"kl_reference": "rollout"}, {"kl_estimator": "full"}, {"advantage": "gae"}],
     ids=["reference", "old logprobs", "whole KL", "critic"],
 )
-def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
+def test_out_of_memory_before_the_update_cuts_micro_batches(what):
     flat = {"beta": 0.1, "critic_warmup_steps": 0, **what}
     made = []
     for scarce in (False, True):
@@ -312,7 +312,7 @@ def test_memory_that_runs_out_before_the_update_cuts_micro_batches_too(what):
         assert row[name] == pytest.approx(plain[name], rel=1e-5, abs=1e-7), name
 
 
-def test_a_single_sequence_that_does_not_fit_ends_the_run_with_a_remedy():
+def test_sequence_beyond_memory_ends_the_run_with_a_remedy():
     updater = updater_for(make_policy())
     updater.policy.completion_hidden = lambda batch: _fail(None)
     with pytest.raises(UserError, match="micro_batch_tokens"):

@@ -92,7 +92,7 @@ def test_the_solution_of_a_row(tmp_path: Path, row: dict[str, Any], solution: st
     ("prompt", "start"),
     [("Answer with <answer>.", "<answer>"), ("DeepSeekZero", "<think>"), ("", "<answer>")],
 )
-def test_an_empty_place_for_thoughts_is_imitated_only_where_the_prompt_asks_for_it(prompt, start) -> None:
+def test_empty_thoughts_are_imitated_where_the_prompt_asks(prompt, start) -> None:
     config = build({"datasets": {"chain_sum": {}}, "developer_prompt": prompt or None})
     tasks = build_tasks(config, "train")
     solution = tasks.tasks["chain_sum"].solution(tasks.problem(0))

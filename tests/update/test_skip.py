@@ -77,7 +77,7 @@ def test_several_minibatches_and_iterations(settings):
     assert num_tokens < all_tokens * 0.75
 
 
-def test_a_batch_of_equal_rewards_has_no_gradient_but_all_metrics():
+def test_equal_rewards_give_all_metrics_without_gradient():
     policy = make_policy()
     groups = make_groups(policy, rewards=[[1.0, 1.0, 1.0]] * 4)
     [gradient], metrics, num_tokens = step(policy, groups)
@@ -126,7 +126,7 @@ def test_ranks_share_what_is_trained_and_what_is_skipped(num_ranks):
         assert sorted(torch.cat([batch.batch_index for batch in batches]).tolist()) == expected
 
 
-def test_equal_episodes_with_different_turns_are_skipped_only_without_credit_by_turn():
+def test_equal_episodes_are_skipped_without_credit_by_turn():
     group = make_groups(make_policy(), rewards=[[1.0, 1.0, 1.0]])[0]
     first = group.rollouts[0]
     two_turns = replace(

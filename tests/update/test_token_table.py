@@ -68,7 +68,7 @@ def test_masks_and_bounds_have_their_bits():
 
 
 @pytest.mark.parametrize("shift", [-0.5, 0.0])
-def test_clipped_tokens_have_their_bit_and_the_kl_is_that_of_the_loss(shift):
+def test_token_table_has_clipped_bits_and_kl_of_the_loss(shift):
     """The second of two iterations is recorded: the policy has moved by then."""
     policy = make_policy()
     samples = make_samples(policy, sampler_shift=shift)

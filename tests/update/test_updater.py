@@ -44,7 +44,7 @@ def test_gradient_equals_the_plain_float64_one(architecture, loss_type):
     assert (gradient - expected).norm() / expected.norm() < 1e-5
 
 
-def test_a_copy_of_grpo_in_a_users_file_gives_the_same_gradient_bit_for_bit(tmp_path):
+def test_custom_copy_of_grpo_has_the_same_gradient_bitwise(tmp_path):
     (tmp_path / "own.py").write_text(
         "import torch\n"
         "from whetstone.algorithm.losses import LossOutputs\n\n"
@@ -220,7 +220,7 @@ def broken_sample(sample):
     return replace(sample, rollout=replace(sample.rollout, score=score))
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_a_few_in_a_row_stop_the_run():
+def test_nonfinite_steps_are_skipped_then_stop_the_run():
     policy = make_policy()
     samples = make_samples(policy)
     broken = [broken_sample(samples[0]), *samples[1:]]
@@ -356,7 +356,7 @@ def test_schedules_reach_their_last_step_whatever_the_warm_up(warmup):
             assert rate == pytest.approx(theirs.lr_lambdas[0](step) * 1e-3), (kind, step)
 
 
-def test_histories_that_were_rewritten_share_what_they_have_in_common():
+def test_rewritten_histories_share_their_common_prefix():
     """Prompt 1 2 3; then 4 5 said. The second context repeats all but the 5, the third goes back to the first
     one, and the fourth is new.
     """

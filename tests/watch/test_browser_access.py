@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.page import Page, until
+from tests.support.page import Page
+from tests.support.waiting import wait_until
 from whetstone.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -63,14 +64,14 @@ def test_every_view_fits_a_phone(phone: Page, serve: Callable, ruled: Path, tmp_
     address = serve(plain)
     for view, selector in VIEWS.items():
         phone.show(address, view=view)
-        until(lambda selector=selector: phone.count(selector))
+        wait_until(lambda selector=selector: phone.count(selector))
         assert widest(phone) == 390, view
     phone.show(address, view="groups")
-    until(lambda: "not part of this run" in phone.text("select[aria-label='color tokens by']"))
+    wait_until(lambda: "not part of this run" in phone.text("select[aria-label='color tokens by']"))
     assert phone.count("select[aria-label='color tokens by'] option:disabled") == 2
     phone.show_report(write_report(plain))
     phone.script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    until(lambda: phone.count(".pairs td"))
+    wait_until(lambda: phone.count(".pairs td"))
     assert widest(phone) == 390
 
 
@@ -85,7 +86,7 @@ def test_text_has_contrast_in_both_schemes(page: Page, serve: Callable, ruled: P
     feature = {"name": "prefers-color-scheme", "value": scheme}
     page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     page.show(serve(ruled), view="groups")
-    until(lambda: page.count(".completion"))
+    wait_until(lambda: page.count(".completion"))
 
     def color(name: str) -> float:
         script = (
@@ -107,7 +108,7 @@ def test_all_controls_have_names_for_a_screen_reader(page: Page, serve: Callable
     address = serve(ruled)
     for view, selector in VIEWS.items():
         page.show(address, view=view)
-        until(lambda selector=selector: page.count(selector))
+        wait_until(lambda selector=selector: page.count(selector))
         nodes = page.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
         roles = [
             (node["role"]["value"], node.get("name", {}).get("value", "").strip())
@@ -121,7 +122,7 @@ def test_all_controls_have_names_for_a_screen_reader(page: Page, serve: Callable
 def test_the_keyboard_reaches_tokens_and_keeps_its_position(page: Page, serve: Callable, ruled: Path) -> None:
     keys = pytest.importorskip("selenium.webdriver").Keys
     page.show(serve(ruled), view="groups", coloring="entropy")
-    until(lambda: page.count(".tokens span"))
+    wait_until(lambda: page.count(".tokens span"))
     for _ in range(60):
         active = page.browser.switch_to.active_element
         if active.get_attribute("role") == "slider":
@@ -134,6 +135,6 @@ def test_the_keyboard_reaches_tokens_and_keeps_its_position(page: Page, serve: C
     assert page.text(".numbers dt") == "token 1"
     # A choice draws the view again; the cursor stays at its token.
     page.choose("color tokens by", "kl")
-    until(lambda: "coloring=kl" in page.browser.current_url)
-    until(lambda: page.attribute(".strip", "aria-valuenow") == "1")
+    wait_until(lambda: "coloring=kl" in page.browser.current_url)
+    wait_until(lambda: page.attribute(".strip", "aria-valuenow") == "1")
     assert page.text(".numbers dt") == "token 1"

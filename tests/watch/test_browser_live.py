@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.page import HOSTILE, Page, completions_of, rows_of, until
+from tests.support.page import HOSTILE, Page, completions_of, rows_of
 from tests.support.runs import whet
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -30,18 +31,18 @@ def shown_steps(page: Page, metric: str) -> list[int]:
     selector = f"figure[data-metric='{metric}']"
     if page.attribute(f"{selector} details", "open") is None:
         page.click(f"{selector} details summary")
-        until(lambda: page.count(f"{selector} tbody tr"))
+        wait_until(lambda: page.count(f"{selector} tbody tr"))
     return [int(step) for step in page.texts(f"{selector} tbody th")]
 
 
 def test_a_live_quickstart_from_step_0_to_its_end(page: Page, serve: Callable, tmp_path: Path) -> None:
     address = serve(tmp_path)
     page.show(address)
-    assert "no run" in until(lambda: page.text("#state").replace("Reading the runs.", ""))
+    assert "no run" in wait_until(lambda: page.text("#state").replace("Reading the runs.", ""))
     process = quickstart(tmp_path, max_steps=6, fixed_eval_steps=3)
     folder = tmp_path / "quickstart"
-    until(lambda: "quickstart: running, step 0" in page.text("#state"), 120)  # the open page notices it
-    until(lambda: "evaluation" in page.text("#stage") or "rollout" in page.text("#stage"), 120)
+    wait_until(lambda: "quickstart: running, step 0" in page.text("#state"), 120)  # the open page notices it
+    wait_until(lambda: "evaluation" in page.text("#stage") or "rollout" in page.text("#stage"), 120)
     steps = []
     while "ended" not in (state := page.text("#state")):
         step = int(state.rsplit("step ", 1)[1])
@@ -50,7 +51,7 @@ def test_a_live_quickstart_from_step_0_to_its_end(page: Page, serve: Callable, t
         time.sleep(0.05)
     assert steps[0] == 0 and steps == sorted(steps) and len(steps) >= 4
     assert process.wait(60) == 0
-    until(lambda: page.facts(".tiles").get("state") == "ended")
+    wait_until(lambda: page.facts(".tiles").get("state") == "ended")
     last, tiles = rows_of(folder)[-1], page.facts(".tiles")
     assert tiles["step"] == "6 / 6" and tiles["accuracy"] == f"{100 * last['accuracy']:.1f} %"
     assert float(tiles["reward"]) == pytest.approx(last["reward"], rel=1e-3)
@@ -61,18 +62,18 @@ def test_a_live_quickstart_from_step_0_to_its_end(page: Page, serve: Callable, t
     assert page.count(".finding")
 
     page.show(address, runs="quickstart", view="curves")
-    until(lambda: page.count("figure") > 8)
+    wait_until(lambda: page.count("figure") > 8)
     assert shown_steps(page, "reward") == [1, 2, 3, 4, 5, 6]
     for key in ("reward", "grad_norm", "completions/mean_length"):
         assert page.newest(key) == pytest.approx(last[key], rel=1e-3)
     page.show(address, runs="quickstart", view="groups", step="6")
-    until(lambda: page.count(".tokens span"))
+    wait_until(lambda: page.count(".tokens span"))
     rows = completions_of(folder, 6)
     assert page.count(".list button") == len({row["problem"] for row in rows}) == 16
     own = [row for row in rows if row["problem"] == page.text("section h2")]
     assert page.count(".tokens span") == sum(row["length"] for row in own)
     page.show(address, runs="quickstart", view="evaluation")
-    until(lambda: page.count(".pairs tbody tr") == 30)
+    wait_until(lambda: page.count(".pairs tbody tr") == 30)
     assert page.is_quiet()
 
 
@@ -80,23 +81,23 @@ def test_a_run_that_is_killed_and_resumed(page: Page, serve: Callable, tmp_path:
     settings = {"max_steps": 8, "save_steps": 2, "fixed_eval_steps": 4}
     folder = tmp_path / "quickstart"
     process = quickstart(tmp_path, **settings)
-    until(lambda: (folder / "metrics.jsonl").is_file(), 120)
+    wait_until(lambda: (folder / "metrics.jsonl").is_file(), 120)
     page.show(serve(tmp_path), runs="quickstart", view="curves")
-    until(lambda: "step 5" in page.text("#state"), 120)
+    wait_until(lambda: "step 5" in page.text("#state"), 120)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = rows_of(folder)
     assert shown_steps(page, "reward") == [row["step"] for row in before]
-    until(lambda: "silent" in page.text("#state"), 60)
+    wait_until(lambda: "silent" in page.text("#state"), 60)
     page.click("nav button")
-    until(lambda: "No sign of life" in page.text("#stage"))
+    wait_until(lambda: "No sign of life" in page.text("#stage"))
     process = quickstart(tmp_path, auto_resume="true", overwrite_output_dir="false", **settings)
-    until(lambda: "running" in page.text("#state"), 120)
-    until(lambda: "ended" in page.text("#state") and "step 8" in page.text("#state"), 120)
+    wait_until(lambda: "running" in page.text("#state"), 120)
+    wait_until(lambda: "ended" in page.text("#state") and "step 8" in page.text("#state"), 120)
     assert process.wait(60) == 0
-    until(lambda: page.facts(".tiles").get("resumed") == "at step 4")
+    wait_until(lambda: page.facts(".tiles").get("resumed") == "at step 4")
     page.click("nav button:nth-child(2)")
-    until(lambda: page.count("figure[data-metric='reward']"))
+    wait_until(lambda: page.count("figure[data-metric='reward']"))
     assert shown_steps(page, "reward") == [1, 2, 3, 4, 5, 6, 7, 8]
     shown = [float(cell) for cell in page.texts("figure[data-metric='reward'] tbody td")]
     rows = rows_of(folder)
@@ -169,10 +170,10 @@ def test_hostile_text_is_text(page: Page, serve: Callable, tmp_path: Path) -> No
         ("curves", "#tasks"),
     ):
         page.show(address, runs="bad", view=view, step="3", coloring="rule")
-        until(lambda selector=selector: "window.hit=1" in page.text(selector))
+        wait_until(lambda selector=selector: "window.hit=1" in page.text(selector))
         page.check_harmless()
     page.show(address, runs="bad", view="groups", step="3")
-    until(lambda: page.count(".completion") == 3)
+    wait_until(lambda: page.count(".completion") == 3)
     assert page.count(".tokens span") == 3
     # A million characters are cut, and there on demand; the page stays as wide as the window.
     assert len(page.texts(".completion pre")[0]) < 30_000
@@ -199,9 +200,9 @@ def test_fifty_runs_overlaid_and_a_grid(page: Page, serve: Callable, tmp_path: P
     (parent / "grid.json").write_text(json.dumps({"source": "quickstart", "cells": cells}))
     address = serve(tmp_path)
     page.show(address, view="compare")
-    until(lambda: page.count("#runs tbody tr") == 50 and page.count("#grid tbody tr") == 11)
+    wait_until(lambda: page.count("#runs tbody tr") == 50 and page.count("#grid tbody tr") == 11)
     assert "40 of 55 runs" in page.text("#matches")
-    until(lambda: "step 47" in page.text("#grid tbody tr"))  # the run of 3 + 44 steps has not ended
+    wait_until(lambda: "step 47" in page.text("#grid tbody tr"))  # the run of 3 + 44 steps has not ended
     line = page.texts("#grid tbody tr:nth-child(3) > *")
     assert line[0] == "learning_rate=1e-2" and line[1:5] == [
         f"25.0 % \u2192 {n}.0 %" for n in (2, 13, 24, 35)
@@ -211,7 +212,7 @@ def test_fifty_runs_overlaid_and_a_grid(page: Page, serve: Callable, tmp_path: P
     assert len(waiting) == 5
     page.click(".controls button")  # all curves: 50 runs over one connection
     legend = "figure[data-metric='reward'] .legend > span"
-    until(lambda: page.count(legend) == 50)
+    wait_until(lambda: page.count(legend) == 50)
     label = str(page.attribute("figure[data-metric='reward'] svg", "aria-label"))
     for number in (7, 44):
         name = f"compare/runs/learning_rate=1e-{number % 11}_seed={number // 11}"
@@ -219,10 +220,10 @@ def test_fifty_runs_overlaid_and_a_grid(page: Page, serve: Callable, tmp_path: P
     # A run that is written anew, as at a resume, with fewer rows.
     name = "compare/runs/learning_rate=1e-7_seed=0"
     page.show(address, runs=name, view="curves")
-    until(lambda: "step 10" in page.text("#state"))
+    wait_until(lambda: "step 10" in page.text("#state"))
     shutil.rmtree(tmp_path / name)
     make_run(tmp_path / name, num_steps=2)
-    until(lambda: "step 2" in page.text("#state"))
+    wait_until(lambda: "step 2" in page.text("#state"))
     assert page.is_quiet()
 
 
@@ -236,11 +237,11 @@ def test_five_thousand_steps_open_in_two_seconds_and_scroll(
         page.browser.get("about:blank")
         started_at = time.monotonic()
         page.browser.get(f"{address}/#runs=long&view=curves")
-        until(lambda: "step 5000" in page.text("#state") and page.count("figure path"))
+        wait_until(lambda: "step 5000" in page.text("#state") and page.count("figure path"))
         seconds.append(time.monotonic() - started_at)
     assert min(seconds) < 2.0
     page.click_button("all ")
-    until(lambda: page.count("figure") > 40)
+    wait_until(lambda: page.count("figure") > 40)
     frames = page.browser.execute_async_script(
         "const done = arguments[0], times = []; let last = performance.now();"
         "const step = (now) => { times.push(now - last); last = now; scrollBy(0, 80);"

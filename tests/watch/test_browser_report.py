@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.page import HOSTILE, Page, completions_of, rows_of, until
+from tests.support.page import HOSTILE, Page, completions_of, rows_of
+from tests.support.waiting import wait_until
 from whetstone.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -17,7 +18,7 @@ def test_the_report_has_curves_groups_and_tokens_offline(page: Page, ruled: Path
     rows = rows_of(ruled)
     assert page.newest("grad_norm") == pytest.approx(rows[-1]["grad_norm"], rel=1e-3)
     page.click("figure[data-metric='grad_norm'] details summary")
-    until(lambda: page.count("figure[data-metric='grad_norm'] tbody tr") == len(rows))
+    wait_until(lambda: page.count("figure[data-metric='grad_norm'] tbody tr") == len(rows))
     shown = [float(cell) for cell in page.texts("figure[data-metric='grad_norm'] tbody td")]
     assert shown == pytest.approx([row["grad_norm"] for row in rows], rel=1e-3)
     document = json.loads((ruled / "eval_results" / "eval_step_6.json").read_text())
@@ -30,18 +31,18 @@ def test_the_report_has_curves_groups_and_tokens_offline(page: Page, ruled: Path
         entropy = file["numbers"][description["columns"].index("entropy"), 0]
     first = description["completions"][0]
     page.click(f".list button[data-problem='{first['problem']}']")
-    until(lambda: page.text("section h2") == first["problem"])
+    wait_until(lambda: page.text("section h2") == first["problem"])
     card = f".completion[aria-label='sample {first['sample']}']"
     page.press(f"{card} .strip", "Home")
     assert float(page.facts(f"{card} .numbers")["entropy"]) == pytest.approx(entropy, rel=2e-3, abs=1e-5)
     page.choose("filter", "truncated")
     cut = {row["problem"] for row in written if row["finish"] == "length"}
-    until(lambda: page.count(".list button") == len(cut))
+    wait_until(lambda: page.count(".list button") == len(cut))
     # Before and after, and one problem at each evaluation.
     problems = {row["problem"] for row in document["completions"]}
     assert page.count(".pairs tbody tr") == len(problems)
     page.click(".pairs tbody button")
-    until(lambda: page.count("#problem tbody tr") == 4)
+    wait_until(lambda: page.count("#problem tbody tr") == 4)
     assert page.is_quiet()
 
 

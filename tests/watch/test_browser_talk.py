@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.page import HOSTILE, Page, completions_of, until
+from tests.support.page import HOSTILE, Page, completions_of
+from tests.support.waiting import wait_until
 from whetstone.inference.sampler import Sampler
 
 pytestmark = pytest.mark.browser
@@ -22,7 +23,7 @@ def field(page: Page, label: str) -> str:
 
 def wait_for_answers(page: Page, count: int) -> None:
     """All of them are there, with the numbers of their tokens."""
-    until(lambda: page.count(".talk .strip") == count and page.script("return !send.disabled"), LOAD_S)
+    wait_until(lambda: page.count(".talk .strip") == count and page.script("return !send.disabled"), LOAD_S)
 
 
 def said(page: Page, number: int) -> str:
@@ -32,9 +33,9 @@ def said(page: Page, number: int) -> str:
 def test_try_a_problem_and_talk_on(page: Page, serve: Callable, game: Path) -> None:
     row = completions_of(game, STEP)[0]
     page.show(serve(game), view="groups", step=str(STEP), problem=row["problem"])
-    until(lambda: page.text("section h2") == row["problem"])
+    wait_until(lambda: page.text("section h2") == row["problem"])
     page.click("#try")
-    until(lambda: page.count("#send") and field(page, "checkpoint") == "final_model")
+    wait_until(lambda: page.count("#send") and field(page, "checkpoint") == "final_model")
     assert (
         field(page, "message") == row["messages"][-1]["content"] and "view=talk" in page.browser.current_url
     )
@@ -73,11 +74,11 @@ def test_try_a_problem_and_talk_on(page: Page, serve: Callable, game: Path) -> N
     assert said(page, 4) == "".join(token.text for token in details)
     # Another answer takes the place of the last.
     page.click("#again")
-    until(lambda: page.count(".talk .strip") == 1)
+    wait_until(lambda: page.count(".talk .strip") == 1)
     wait_for_answers(page, 2)
     # Another checkpoint, greedily.
     page.click_button("new conversation")
-    until(lambda: not page.count(".talk > .turn"))
+    wait_until(lambda: not page.count(".talk > .turn"))
     page.choose("checkpoint", "checkpoint-2")
     page.choose("temperature", "0")
     page.choose("message", row["messages"][-1]["content"])
@@ -88,15 +89,15 @@ def test_try_a_problem_and_talk_on(page: Page, serve: Callable, game: Path) -> N
     assert said(page, 2) == "".join(token.text for token in earlier.inspect(expected))
     # The conversation stays while another view is shown, and a reload begins a new one.
     page.click("nav button")
-    until(lambda: page.count(".tile"))
+    wait_until(lambda: page.count(".tile"))
     page.click_button("Talk")
-    until(lambda: page.count(".talk .strip") == 1)
+    wait_until(lambda: page.count(".talk .strip") == 1)
     assert page.is_quiet()
 
 
 def test_an_answer_is_stopped_and_errors_are_shown(page: Page, serve: Callable, game: Path) -> None:
     page.show(serve(game), view="talk")
-    until(lambda: page.count("#send") and field(page, "checkpoint") == "final_model")
+    wait_until(lambda: page.count("#send") and field(page, "checkpoint") == "final_model")
     page.choose("temperature", "5")  # junk without an end
     page.choose("tokens at most", "4000")
     page.choose("message", "Hello")
@@ -106,7 +107,7 @@ def test_an_answer_is_stopped_and_errors_are_shown(page: Page, serve: Callable, 
         "document.querySelector('[aria-label=message]').dispatchEvent("
         "new KeyboardEvent('keydown', {key: 'Enter', ctrlKey: true}))"
     )
-    until(lambda: page.count(".talk > .turn:nth-child(2) .tokens span") > 3, LOAD_S)
+    wait_until(lambda: page.count(".talk > .turn:nth-child(2) .tokens span") > 3, LOAD_S)
     page.click("#stop")
     wait_for_answers(page, 1)
     assert page.text("#talk-state") == "stopped"
@@ -114,7 +115,7 @@ def test_an_answer_is_stopped_and_errors_are_shown(page: Page, serve: Callable, 
     page.choose("temperature", "-1")
     page.choose("message", "Hello")
     page.click("#send")
-    until(lambda: "temperature must be a number" in page.text("#talk-state"))
+    wait_until(lambda: "temperature must be a number" in page.text("#talk-state"))
     assert page.is_quiet()
 
 
@@ -128,15 +129,15 @@ def test_a_run_without_checkpoint_and_one_that_trains_here(
     (tmp_path / "guess").symlink_to(game)
     address = serve(tmp_path)
     page.show(address, runs="young", view="talk")
-    until(lambda: "save_strategy: steps and save_steps" in page.text("#talk-state"))
+    wait_until(lambda: "save_strategy: steps and save_steps" in page.text("#talk-state"))
     assert page.script("return send.disabled && document.getElementById('beside').closest('label').hidden")
     status = {"state": "running", "time": time.time() + 15, "host": socket.gethostname(), "stages": []}
     (young / "status.json").write_text(json.dumps(status))
     page.show(address, runs="guess", view="talk")
-    until(lambda: "The run young trains on this machine" in page.text("#talk-state"))
+    wait_until(lambda: "The run young trains on this machine" in page.text("#talk-state"))
     page.choose("message", "Hello")
     page.click("#send")
-    until(lambda: "wait until it has ended" in page.text("#talk-state"))
+    wait_until(lambda: "wait until it has ended" in page.text("#talk-state"))
     assert not page.count(".talk > .turn") and field(page, "message") == "Hello"  # nothing is lost
     page.click("#beside")
     (young / "status.json").write_text(json.dumps(status | {"time": time.time() + 15}))

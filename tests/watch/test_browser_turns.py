@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.page import HOSTILE, Page, completions_of, until
+from tests.support.page import HOSTILE, Page, completions_of
+from tests.support.waiting import wait_until
 from whetstone.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -34,7 +35,7 @@ def test_a_game_as_a_conversation_with_its_tokens(page: Page, serve: Callable, g
     (first, seen), (second, last) = row["turn_tokens"]
     assert last == 0 and first + second == row["tokens"] == row["length"]
     page.show(serve(game), view="groups", step=str(STEP), problem=row["problem"])
-    until(lambda: page.text("section h2") == row["problem"])
+    wait_until(lambda: page.text("section h2") == row["problem"])
     card = f".completion[aria-label='sample {row['sample']}']"
     # Both turns with their rewards, what was observed with its time, and the last word, which nobody saw.
     said, answers = blocks(page, card, "said"), blocks(page, card, "observed")
@@ -69,22 +70,20 @@ def test_a_game_as_a_conversation_with_its_tokens(page: Page, serve: Callable, g
         logprobs[starts[number] + first], rel=2e-3, abs=1e-6
     )
     page.click(f"{card} details.values summary")
-    until(lambda: page.count(f"{card} .values tbody tr") == first + seen + second)
+    wait_until(lambda: page.count(f"{card} .values tbody tr") == first + seen + second)
     assert page.texts(f"{card} .values td:last-child").count("observed, not trained on") == seen
     facts = page.facts(f"{card} .facts")
     assert facts["turns"] == "2" and facts["tokens"] == str(row["length"])
     assert page.is_quiet()
 
 
-def test_a_game_without_tokens_in_the_list_the_report_and_the_evaluation(
-    page: Page, serve: Callable, game: Path
-) -> None:
+def test_game_without_tokens_in_list_report_and_evaluation(page: Page, serve: Callable, game: Path) -> None:
     with_tokens = json.loads(np.load(game / "completions" / f"tokens_{STEP}.npz")["description"].tobytes())
     names = {row["problem"] for row in with_tokens["completions"]}
     row = next(row for row in completions_of(game, STEP) if row["problem"] not in names)
     address = serve(game)
     page.show(address, view="groups", step=str(STEP), problem=row["problem"])
-    until(lambda: page.text("section h2") == row["problem"])
+    wait_until(lambda: page.text("section h2") == row["problem"])
     said = page.texts(".completion[aria-label='sample 0'] .said pre")
     assert [text.strip() for text in said] == [message["content"].strip() for message in row["turns"][::2]]
     # A search finds what the environment said.
@@ -92,16 +91,16 @@ def test_a_game_without_tokens_in_the_list_the_report_and_the_evaluation(
     page.choose("text of prompt or completion", word)
     rows = completions_of(game, STEP)
     matching = {r["problem"] for r in rows if any(word in message["content"] for message in r["turns"])}
-    until(lambda: page.count(".list button") == len(matching))
+    wait_until(lambda: page.count(".list button") == len(matching))
     document = json.loads((game / "eval_results" / f"eval_step_{STEP}.json").read_text())
     page.show(address, view="evaluation")
-    until(lambda: page.count(".pairs tbody tr") == len(document["completions"]))
+    wait_until(lambda: page.count(".pairs tbody tr") == len(document["completions"]))
     turns = document["completions"][0]["turns"]
     shown = page.texts(".pairs tbody tr:first-child td:last-child .turn pre")
     assert [text.strip() for text in shown] == [message["content"].strip() for message in turns]
     assert page.is_quiet()
     page.show_report(write_report(game))
-    until(lambda: page.count(".completion .turn"))
+    wait_until(lambda: page.count(".completion .turn"))
     assert page.count(".completion .observed [data-token]") and page.count("#try") == 0
     assert page.is_quiet()
 
@@ -145,7 +144,7 @@ def test_hostile_observations_and_tool_output_are_text(
         page.show_report(write_report(folder))
     else:
         page.show(serve(tmp_path), runs="bad", view="groups", step=str(STEP))
-    until(lambda: page.count(".completion") == 2)
+    wait_until(lambda: page.count(".completion") == 2)
     for card in (".completion[aria-label='sample 0']", ".completion[aria-label='sample 1']"):
         # Two turns, their two calls, one block for what followed each.
         assert page.count(f"{card} .turn.said") == 2 and page.count(f"{card} .turn.observed") == 2

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.page import Page, completions_of, rows_of, until
+from tests.support.page import Page, completions_of, rows_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 STEP = 6
@@ -29,14 +30,12 @@ def by_problem(rows: list[dict]) -> dict[str, list[dict]]:
     return groups
 
 
-def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
-    page: Page, serve: Callable, ruled: Path
-) -> None:
+def test_token_strip_and_numbers_by_pointer_and_keyboard(page: Page, serve: Callable, ruled: Path) -> None:
     description, numbers, rules = tokens_of(ruled, STEP)
     first = description["completions"][0]
     length = first["tokens"]
     page.show(serve(ruled), view="groups", step=str(STEP), problem=first["problem"], coloring="rule")
-    until(lambda: page.count(".completion") and page.text("section h2") == first["problem"])
+    wait_until(lambda: page.count(".completion") and page.text("section h2") == first["problem"])
     card = f".completion[aria-label='sample {first['sample']}']"
     assert page.count(f"{card} .tokens span") == length
 
@@ -100,8 +99,8 @@ def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
         ("value", numbers["value"]),
     ):
         page.choose("color tokens by", coloring)
-        until(lambda coloring=coloring: f"coloring={coloring}" in page.browser.current_url)
-        until(lambda: not page.count(".tokens .ruled"))
+        wait_until(lambda coloring=coloring: f"coloring={coloring}" in page.browser.current_url)
+        wait_until(lambda: not page.count(".tokens .ruled"))
         alphas = page.script(
             "const alpha = (color) => /\\/ ([\\d.]+)\\)|, ([\\d.]+)\\)$/.exec(color)?.slice(1).find(Boolean);"
             "return [...document.querySelectorAll(arguments[0])].map("
@@ -114,7 +113,7 @@ def test_tokens_have_a_strip_numbers_by_pointer_and_keyboard_and_their_rules(
         assert alphas == pytest.approx(expected, abs=0.011)
     assert "not part of this run" not in "".join(page.texts("select[aria-label='color tokens by'] option"))
     page.click(f"{card} details.values summary")
-    until(lambda: page.count(f"{card} .values tbody tr") == length)
+    wait_until(lambda: page.count(f"{card} .values tbody tr") == length)
     assert page.is_quiet()
 
 
@@ -164,23 +163,24 @@ def test_groups_by_every_filter_task_text_and_reward(
         "".join(json.dumps(row) + "\n" for row in rows)
     )
     page.show(serve(folder), view="groups", step=str(STEP))
-    until(lambda: page.count(".list button"))
+    wait_until(lambda: page.count(".list button"))
     for kind, rule in KINDS.items():
         page.choose("filter", kind)
         expected = {name for name, own in groups.items() if rule(own)}
-        until(lambda expected=expected: shown_groups(page) == expected)
+        wait_until(lambda expected=expected: shown_groups(page) == expected)
         assert page.text("#matches").startswith(f"{len(expected)} of {len(groups)} ")
     page.choose("filter", "all")
     task = rows[0]["task"]
     page.choose("task", task)
-    until(lambda: page.count(".list button") == len({row["problem"] for row in rows if row["task"] == task}))
+    problems = {row["problem"] for row in rows if row["task"] == task}
+    wait_until(lambda: page.count(".list button") == len(problems))
     page.choose("task", "")
     page.choose("text of prompt or completion", "zebra <B>")
-    until(lambda: page.count(".list button") == 1)
+    wait_until(lambda: page.count(".list button") == 1)
     assert page.text("section h2") == names[2]
     page.choose("text of prompt or completion", "")
     # The histogram: counts by bin, and a click shows the groups with a reward in it.
-    until(lambda: page.count(".list button") == len(groups))
+    wait_until(lambda: page.count(".list button") == len(groups))
     rewards = [row["reward"] for row in rows]
     low, high = min(0, *rewards), max(1, *rewards)
     bins = [0] * 10
@@ -192,11 +192,11 @@ def test_groups_by_every_filter_task_text_and_reward(
     assert shown == bins and bins[9]
     page.click(".bars button:nth-child(10)")
     right = {row["problem"] for row in rows if row["reward"] >= low + 0.9 * (high - low)}
-    until(lambda: page.count(".list button") == len(right))
+    wait_until(lambda: page.count(".list button") == len(right))
     assert 0 < len(right) < len(groups)
     # A card has what was paid and why.
     page.click(f".list button[data-problem='{names[2]}']")
-    until(lambda: page.text("section h2") == names[2])
+    wait_until(lambda: page.text("section h2") == names[2])
     card = page.facts(".completion[aria-label='sample 0'] .facts")
     row, mean = groups[names[2]][0], np.mean([row["reward"] for row in groups[names[2]]])
     assert float(card["reward"]) == row["reward"] and float(card["correct"]) == 1.0
@@ -214,15 +214,15 @@ def test_the_same_problem_over_steps_and_evaluations(page: Page, serve: Callable
     again = next(problem for problem, entries in seen.items() if len(entries) > 1)
     address = serve(ruled)
     page.show(address, view="groups", step=str(seen[again][-1][0]), problem=again)
-    until(lambda: page.count("#history tbody tr") == len(seen[again]))
+    wait_until(lambda: page.count("#history tbody tr") == len(seen[again]))
     shown = cells(page, "#history tbody tr")
     assert [line[0] for line in shown] == [f"step {step}" for step, _ in seen[again]]
     assert [float(line[3]) for line in shown] == pytest.approx(
         [reward for _, reward in seen[again]], rel=1e-3
     )
     page.click("#history tbody button")
-    until(lambda: f"step={seen[again][0][0]}" in page.browser.current_url)
-    assert until(lambda: page.text("section h2")) == again
+    wait_until(lambda: f"step={seen[again][0][0]}" in page.browser.current_url)
+    assert wait_until(lambda: page.text("section h2")) == again
 
     documents = {
         step: json.loads((ruled / "eval_results" / f"eval_step_{step}.json").read_text())
@@ -230,7 +230,7 @@ def test_the_same_problem_over_steps_and_evaluations(page: Page, serve: Callable
     }
     problem = documents[0]["completions"][0]["problem"]
     page.show(address, view="evaluation", problem=problem)
-    until(lambda: page.count("#problem tbody tr") == 4)
+    wait_until(lambda: page.count("#problem tbody tr") == 4)
     shown = cells(page, "#problem tbody tr")
     for line, document in zip(shown, documents.values(), strict=True):
         own = [row for row in document["completions"] if row["problem"] == problem]
@@ -240,12 +240,10 @@ def test_the_same_problem_over_steps_and_evaluations(page: Page, serve: Callable
     assert page.is_quiet()
 
 
-def test_curves_by_step_and_minute_with_smoothing_zoom_and_intervals(
-    page: Page, serve: Callable, ruled: Path
-) -> None:
+def test_curves_by_step_and_minute_smoothed_and_zoomed(page: Page, serve: Callable, ruled: Path) -> None:
     rows, evals = rows_of(ruled), rows_of(ruled, "eval")
     page.show(serve(ruled), view="curves")
-    until(lambda: page.count("figure[data-metric='reward'] path"))
+    wait_until(lambda: page.count("figure[data-metric='reward'] path"))
 
     def read(metric: str, keys: int) -> list[str]:
         script = (
@@ -269,21 +267,21 @@ def test_curves_by_step_and_minute_with_smoothing_zoom_and_intervals(
     assert float(str(start)) == pytest.approx(evals[0]["accuracy"])
     # By minute: the sum of the times up to a step.
     page.click_button("by minute")
-    until(lambda: "over minute" in str(page.attribute("figure[data-metric='reward'] svg", "aria-label")))
+    wait_until(lambda: "over minute" in str(page.attribute("figure[data-metric='reward'] svg", "aria-label")))
     minutes = np.cumsum([row["step_time"] / 60 for row in rows])
     lines = read("grad_norm", len(rows))
     assert [float(line.split(":")[0].removeprefix("minute ")) for line in lines] == pytest.approx(
         list(minutes), rel=1e-2
     )
     page.click_button("by step")
-    until(lambda: "over step" in str(page.attribute("figure[data-metric='reward'] svg", "aria-label")))
+    wait_until(lambda: "over step" in str(page.attribute("figure[data-metric='reward'] svg", "aria-label")))
     # Smoothing keeps the points as a pale line.
     assert page.count("path.raw") == 0
     page.script(
         "const slider = document.querySelector('input[type=range]');"
         "slider.value = 0.9; slider.dispatchEvent(new Event('input'))"
     )
-    until(lambda: page.count("figure[data-metric='grad_norm'] path.raw") == 1)
+    wait_until(lambda: page.count("figure[data-metric='grad_norm'] path.raw") == 1)
     # Zoom by dragging over the right half; the ticks are of that half.
     page.script(
         "const svg = document.querySelector(`figure[data-metric='grad_norm'] svg`);"
@@ -293,18 +291,18 @@ def test_curves_by_step_and_minute_with_smoothing_zoom_and_intervals(
         "svg.dispatchEvent(new PointerEvent('pointermove', at(0.9)));"
         "svg.dispatchEvent(new PointerEvent('pointerup', at(0.99)));"
     )
-    until(lambda: page.count("#whole"))
+    wait_until(lambda: page.count("#whole"))
     assert [line.split(":")[0] for line in read("grad_norm", 1)] == ["step 6"]
     page.press("figure[data-metric='grad_norm'] svg", "Escape")
-    until(lambda: not page.count("#whole"))
+    wait_until(lambda: not page.count("#whole"))
     # The table beside a chart, and tasks with their intervals.
     page.click("figure[data-metric='grad_norm'] details summary")
-    until(lambda: page.count("figure[data-metric='grad_norm'] tbody tr") == len(rows))
+    wait_until(lambda: page.count("figure[data-metric='grad_norm'] tbody tr") == len(rows))
     column = page.texts("figure[data-metric='grad_norm'] tbody td")
     assert [float(cell) for cell in column] == pytest.approx([row["grad_norm"] for row in rows], rel=1e-3)
     document = json.loads((ruled / "eval_results" / "eval_step_6.json").read_text())
     tasks = document["summary"]["per_task"]
-    until(lambda: page.count("#tasks tbody tr") == len(tasks))
+    wait_until(lambda: page.count("#tasks tbody tr") == len(tasks))
     first = page.texts("#tasks tbody tr:first-child > *")
     name, task = next(iter(tasks.items()))
     assert first[0] == name and first[3] == f"{100 * task['accuracy']['mean']:.1f} %"

@@ -116,7 +116,7 @@ def test_nothing_else_can_be_read(server: WatchServer, path: str) -> None:
     assert get(server, path)[0] == 404
 
 
-def test_the_page_may_load_from_here_alone_and_other_names_are_refused(server: WatchServer) -> None:
+def test_page_loads_from_its_host_alone(server: WatchServer) -> None:
     for path, kind in (("/", "text/html"), ("/watch.js", "text/javascript"), ("/watch.css", "text/css")):
         status, content, headers = get(server, path)
         assert status == 200 and content and headers["Content-Type"].startswith(kind)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.page import until
+from tests.support.waiting import wait_until
 from whetstone.config import build, dump
 from whetstone.inference.sampler import Sampler
 from whetstone.model.policy import load_policy
@@ -170,9 +170,7 @@ def test_a_run_trains_here_while_its_status_is_fresh(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_has_the_numbers_of_the_sampler_and_a_crash_hurts_nobody(
-    server: WatchServer, folder: Path
-) -> None:
+def test_answer_has_sampler_numbers_and_a_crash_is_contained(server: WatchServer, folder: Path) -> None:
     events = list(ask(server, seed=3, temperature=1.0))
     assert [next(iter(event)) for event in events[:2]] == ["stage", "opened"] and "end" in events[-1]
     sampler = Sampler.open(folder / "run")
@@ -195,10 +193,10 @@ def test_an_answer_has_the_numbers_of_the_sampler_and_a_crash_hurts_nobody(
 
 
 @pytest.mark.slow  # loads the model again and again
-def test_answers_can_be_stopped_have_a_time_limit_and_the_model_goes_when_idle(folder: Path) -> None:
+def test_answers_stop_time_out_and_idle_models_unload(folder: Path) -> None:
     with serving(folder, answer_s=20.0, idle_s=3.0) as server:
         pieces = ask(server, **ENDLESS)
-        until(lambda: "text" in next(pieces))
+        wait_until(lambda: "text" in next(pieces))
         [busy] = ask(server)
         assert "stop it first" in busy["error"]
         assert post(server, "/api/talk/stop", {}).status == 200
@@ -208,7 +206,7 @@ def test_answers_can_be_stopped_have_a_time_limit_and_the_model_goes_when_idle(f
         pieces = ask(server, checkpoint="final_model", max_tokens=5)
         assert "text" in next(pieces)
         assert list(pieces)[-1]["end"]["ids"]
-        until(lambda: state(server)["loaded"] is None)
+        wait_until(lambda: state(server)["loaded"] is None)
     with serving(folder, answer_s=1.0, idle_s=60.0) as server:
         *_, last = ask(server, **ENDLESS)
         assert last["end"]["finish"] == "stopped after 1 s"
@@ -251,7 +249,7 @@ def _cleared(path: Path) -> Iterator[None]:
 def test_the_process_ends_with_the_viewer(folder: Path, end: Callable[[Talk], None]) -> None:
     talk = Talk(lambda: {"run": folder / "run"})
     with contextlib.closing(talk.answer({"run": "run", "messages": QUESTION, **ENDLESS})) as events:
-        until(lambda: "text" in next(events))
+        wait_until(lambda: "text" in next(events))
         assert talk._worker is not None
         process = talk._worker.process
         end(talk)

@@ -1,7 +1,6 @@
 """Rollouts by agents with OpenAI's own client: exact tokens, right logprobs, repeatable; bad agents."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,7 +12,9 @@ import torch
 
 from tests.rollout.agents import agents
 from tests.serving.test_tools import CALL, TEMPLATE, TOOLS, teach
+from tests.support.conversations import all_ids, check_logprobs, check_tokens, rollouts_of
 from tests.support.http_fuzz import bombard
+from tests.support.waiting import wait_until
 from whetstone.config import build
 from whetstone.engines.base import Engine, SamplingParams
 from whetstone.engines.hf import HFEngine
@@ -27,8 +28,8 @@ from whetstone.rollout.metrics import rollout_metrics
 from whetstone.run.agents import make_agents
 from whetstone.tasks.registry import make_task
 from whetstone.tasks.scoring.pool import Scorer
-from whetstone.types import Finish, Group, Rollout
-from whetstone.update.packing import make_samples, pack
+from whetstone.types import Finish, Group
+from whetstone.update.packing import make_samples
 
 FILE = Path(agents.__file__)
 TASK = "chain_sum"
@@ -101,30 +102,9 @@ def setting() -> Iterator[Setting]:
         yield Setting(policy, stack.enter_context(Scorer(CONFIG)), settings, chat)
 
 
-def rollouts_of(groups: list[Group]) -> list[Rollout]:
-    return [rollout for group in groups for rollout in group.rollouts]
-
-
-def all_ids(rollout: Rollout) -> list[int]:
-    ids = [*rollout.prompt_ids]
-    for turn in rollout.turns:
-        ids += [*turn.completion.token_ids, *turn.observation_ids]
-    return ids
-
-
-def check_logprobs(policy: Policy, groups: list[Group]) -> None:
-    """Those of the trainer, of exactly the tokens that were sampled."""
-    [batch] = pack(make_samples(groups, CONFIG), 1 << 20)
-    with torch.no_grad():
-        logprobs = policy.logprobs(batch, 1.0)
-    assert (logprobs - batch.sampler_logprobs).abs().max() < 1e-4
-    sampled = [token for rollout in rollouts_of(groups) for token in rollout.completion.token_ids]
-    assert sorted(batch.targets.tolist()) == sorted(sampled)
-
-
-def test_tokens_are_those_of_the_conversation_and_logprobs_those_of_the_trainer(setting: Setting) -> None:
+def test_tokens_equal_conversation_and_logprobs_equal_trainer(setting: Setting) -> None:
     groups = setting.collect("twice")
-    tokenizer = setting.policy.tokenizer
+    check_tokens(setting.policy, groups)
     assert sum(len(rollout.turns) == 2 for rollout in rollouts_of(groups)) >= 4
     for group in groups:
         for rollout in group.rollouts:
@@ -132,18 +112,15 @@ def test_tokens_are_those_of_the_conversation_and_logprobs_those_of_the_trainer(
             if rollout.completion.finish is Finish.LENGTH:
                 continue
             assert rollout.episode.finish is Finish.STOP and len(rollout.episode.seconds) == 2
-            messages = [*group.problem.messages, *rollout.episode.messages]
-            text = tokenizer.apply_chat_template(messages, tokenize=False)
-            assert tokenizer.decode(all_ids(rollout)) == text
-            assert rollout.text == messages[-1]["content"]
+            assert rollout.text == rollout.episode.messages[-1]["content"]
             assert rollout.score.reward == float(rollout.score.answer == group.problem.answer["answer"])
-    check_logprobs(setting.policy, groups)
+    check_logprobs(setting.policy, groups, CONFIG)
     metrics = rollout_metrics(groups)
     assert metrics["episodes/mean_turns"] > 1.5 and metrics["episodes/failed_ratio"] == 0
 
 
 @pytest.mark.slow
-def test_rollouts_are_repeatable_whatever_the_slots_and_the_client(setting: Setting) -> None:
+def test_rollouts_do_not_depend_on_slots_or_client(setting: Setting) -> None:
     """A group begins alike, and an agent that streams gets what one that waits gets."""
     runs = [setting.collect("twice", engine=NativeEngine(setting.policy, slots)) for slots in (8, 3)]
     streamed = setting.collect("streams", row={"more": {"model": "policy", "seed": 0}})
@@ -178,10 +155,8 @@ def test_generated_requests_change_no_rollout(setting: Setting, caplog: pytest.L
     assert {rollout.episode and rollout.episode.error for own in rollouts for rollout in own} == {None}
     assert set(statuses) <= {None, 400, 403, 404, 405, 411, 414, 431, 501, 505} and statuses[404] > 100
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
-    deadline = time.monotonic() + 20
-    while endpoint._connections and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not endpoint._connections and endpoint.num_bytes == 0
+    wait_until(lambda: not endpoint._connections)
+    assert endpoint.num_bytes == 0
 
 
 def test_what_an_agent_returns_is_scored(setting: Setting) -> None:
@@ -193,7 +168,7 @@ def test_what_an_agent_returns_is_scored(setting: Setting) -> None:
 
 
 @pytest.mark.slow
-def test_turns_that_an_agent_cuts_off_are_closed_as_the_template_closes_them(setting: Setting) -> None:
+def test_turns_cut_by_an_agent_are_closed_as_by_the_template(setting: Setting) -> None:
     groups = setting.collect("stops")
     end = setting.chat.close_turn()
     for rollout in rollouts_of(groups):
@@ -204,7 +179,7 @@ def test_turns_that_an_agent_cuts_off_are_closed_as_the_template_closes_them(set
         assert len(third.completion.token_ids) <= 2 and rollout.episode.finish is Finish.STOP
         text = setting.policy.tokenizer.decode(all_ids(rollout))
         assert text.count("<|end|>") == 6 - (third.completion.finish is Finish.LENGTH)
-    check_logprobs(setting.policy, groups)
+    check_logprobs(setting.policy, groups, CONFIG)
 
 
 @pytest.mark.slow
@@ -215,7 +190,7 @@ def test_tokens_in_tokens_out(setting: Setting) -> None:
     for rollout in rollouts_of(groups):
         assert rollout.episode is not None and rollout.episode.error is None
         assert rollout.turns[0].observation_ids == suffix
-    check_logprobs(setting.policy, groups)
+    check_logprobs(setting.policy, groups, CONFIG)
 
 
 def test_a_rewritten_history_is_a_segment_of_its_own(setting: Setting) -> None:
@@ -239,7 +214,7 @@ def test_a_rewritten_history_is_a_segment_of_its_own(setting: Setting) -> None:
             marks = [message.get("segment", 1) for message in rollout.episode.messages]
             assert marks == [1, 2, 2, 2, 2, 2, 3, 3, 3]
             assert rollout.text == rollout.episode.messages[-1]["content"]
-    check_logprobs(setting.policy, groups)
+    check_logprobs(setting.policy, groups, CONFIG)
     assert rollout_metrics(groups)["episodes/mean_segments"] == 3
 
 
@@ -261,7 +236,7 @@ def test_several_conversations_and_a_system_message_that_changes(setting: Settin
     for rollout in groups[2].rollouts:
         assert rollout.turns[1].context_ids == (*suffix, 9, 11)
         assert rollout.branches[2].context_ids == ()
-    check_logprobs(setting.policy, groups)
+    check_logprobs(setting.policy, groups, CONFIG)
 
 
 def test_limits_end_a_session_with_their_reason(setting: Setting) -> None:
