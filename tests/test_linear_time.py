@@ -16,7 +16,6 @@ from whetstone.rewards import matching
 from whetstone.rewards.answers import extract_math
 from whetstone.rewards.builtin import format_reward
 from whetstone.rewards.programs import extract_program
-from whetstone.run.completions import _one_line
 from whetstone.sandbox.languages import LANGUAGES
 
 SIZE = 1_000_000
@@ -113,7 +112,6 @@ PARSERS: dict[str, tuple[Callable[[str], Any], list[tuple[str, str, str]]]] = {
         [("", "1,", ""), ("a", " ", "b"), ("", "$", "1")],
     ),
     "format": (format_reward, [("<answer>", " ", "</answer>"), ("", "<think>", "")]),
-    "terminal": (lambda text: _one_line(text, 200), [("", "\x1b", ""), ("", " ", "a")]),
     "report": (esc, [("", "\ud83d", ""), ("", "<", "")]),
     "streams": (streamed, [("", "a", "")]),
     "stop texts": (stopped, [("", "a", ""), ("", "ab", "")]),

@@ -1,6 +1,7 @@
 """Episodes on several ranks: the conversations of one process, whether ranks share problems or tokens."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,13 @@ SETTINGS: dict[str, Any] = {
     "eval_num_samples": 0,
     "log_completions_steps": 1,
 }
-SLOW = f"{{{waiting.__file__}:SlowGuess: {{config: {{high: 5, max_guesses: 3}}}}}}"
+# By its name alone, in its folder: problems are drawn by the task's name, and some of them end in a near tie.
+SLOW = "{waiting.py:SlowGuess: {config: {high: 5, max_guesses: 3}}}"
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(waiting.__file__).parent)
 
 
 def on_two_ranks(folder: Path, **settings: Any) -> None:
@@ -30,6 +37,7 @@ def on_two_ranks(folder: Path, **settings: Any) -> None:
 
 
 def _train(folder: Path, settings: dict[str, Any]) -> None:
+    os.chdir(Path(waiting.__file__).parent)
     run(folder, **settings)
 
 
