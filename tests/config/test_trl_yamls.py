@@ -81,12 +81,12 @@ def test_values_that_mean_something_else() -> None:
     assert by_name["mini_r1_countdown"].run.report_to == ["tensorboard"]
 
 
-# file -> (columns of prompt and answer, match) where answers are compared
-COMPARED = {
+# file -> (columns of prompt and answer, match where accuracy is paid)
+COMPARED: dict[str, tuple[str, str, str | None]] = {
     "doge_20m": ("problem", "solution", "numeric"),
     "open_r1_1_5b_math": ("problem", "answer", "math"),
     "slm_policy_1_5b": ("problem", "answer", "math"),
-    "spec_gaming_1_5b": ("problem", "answer", "math"),
+    "spec_gaming_1_5b": ("problem", "answer", None),
     "open_r1_math_7b_simple_rl": ("problem", "solution", "numeric"),
     "open_r1_smollm2_1_7b": ("problem", "answer", "math"),
     "open_r1_zero_7b_math": ("prompt", "solution", "numeric"),
@@ -105,7 +105,7 @@ def trains(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         prompt, answer, match = COMPARED[file.stem]
         columns = f"prompt from {prompt}, answer from {answer}"
         assert f"8 rows of {folder / 'rows.jsonl'}: 8 to train on; {columns}" in log
-        assert f"(match: {match})" in log
+        assert match is None or f"(match: {match})" in log
 
 
 @pytest.mark.parametrize("file", FILES[:1], ids=lambda file: file.stem)
